@@ -270,7 +270,7 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
         folder = staged(out, "store") / "store"
         job = indexing.job_of_file(job, out.name, passages, job.config.data.chunk_words, folder)
         if job.model.lexical:
-            store = job.prepared.memories[out.name]
+            store = job.prepared.stores[out.name]
             return indexing.index_store_words(job, store, out, overwrite)
         params = (pretrained.load(job, pretrained.ENCODERS) if trained is None
                   else pretrained.restore_run(trained, job.model, job.mesh)[0])

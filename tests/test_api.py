@@ -63,7 +63,7 @@ def path(tmp_path, monkeypatch):
     workdir.start(overrides.replace(Config(), {"runs": runs}), tmp_path)
 
     def open_job(config, path):
-        prepared = types.SimpleNamespace(memories={"now": None}, format=None)
+        prepared = types.SimpleNamespace(stores={"now": None}, format=None)
         return Job(config, path, prepared, None)
 
     monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=False, fusion=None))

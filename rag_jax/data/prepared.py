@@ -60,7 +60,7 @@ class Prepared:
 
     Attributes:
       retriever_tokenizer, generator_tokenizer, format: text to ids.
-      memories: passage stores by name; the first one trains.
+      stores: passage stores by name; the first one trains.
       splits: train, dev, test and whatever else the source has.
       warmup_file: texts for the generator's warm-up; None = the passages that train.
       tokenized: splits as token ids, by everything that they depend on; runs with the same
@@ -70,7 +70,7 @@ class Prepared:
     retriever_tokenizer: Tokenizer
     generator_tokenizer: Tokenizer
     format: GeneratorFormat
-    memories: Mapping[str, PassageStore]
+    stores: Mapping[str, PassageStore]
     splits: Mapping[str, list[Example]]
     warmup_file: pathlib.Path | None = None
     tokenized: dict[tuple, QuestionTokens] = dataclasses.field(default_factory=dict, repr=False)
@@ -80,7 +80,7 @@ class Prepared:
         """What the generator's warm-up learns to restore."""
         if self.warmup_file is not None:
             return self.warmup_file.read_text("utf-8").split("\n")
-        return StoreTexts(next(iter(self.memories.values())))
+        return StoreTexts(next(iter(self.stores.values())))
 
 
 def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:

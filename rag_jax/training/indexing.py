@@ -152,7 +152,7 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
         sample = make_answerer(job, None).embed_questions(
             unstack_layers(params), job.tokenize(queries))
     return {name: index_store(job, params, store, folder / name, sample, overwrite)
-            for name, store in job.prepared.memories.items()}
+            for name, store in job.prepared.stores.items()}
 
 
 def recall_questions(job: Job) -> list[Example]:
@@ -214,7 +214,7 @@ def index_store_words(job: Job, store: PassageStore, out: pathlib.Path, overwrit
 def index_words(job: Job) -> dict[str, Bm25Index]:
     """A BM25 index of every passage store, in WORKDIR/indexes_bm25."""
     return {name: index_store_words(job, store, job.workdir / WORD_INDEXES / name)
-            for name, store in job.prepared.memories.items()}
+            for name, store in job.prepared.stores.items()}
 
 
 def with_words(job: Job, index: Index) -> Index:
@@ -286,7 +286,7 @@ def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mappi
         return False
 
     # An edited index is kept; those of an earlier best checkpoint are replaced.
-    kept = hosts.exchange(all(same(folder / memory) for memory in job.prepared.memories))[0]
+    kept = hosts.exchange(all(same(folder / store) for store in job.prepared.stores))[0]
     return index_stores(job, params, folder, overwrite=not kept)
 
 
@@ -308,7 +308,7 @@ def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.
         return PassageStore.open(folder)
 
     stores = {name: hosts.first(store)}
-    return dataclasses.replace(job, prepared=dataclasses.replace(prepared, memories=stores))
+    return dataclasses.replace(job, prepared=dataclasses.replace(prepared, stores=stores))
 
 
 def index_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Index:

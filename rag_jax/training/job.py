@@ -44,7 +44,7 @@ class Job:
     @property
     def trains_with(self) -> str:
         """Name of the passage store, and of its index, that runs train with: the first."""
-        return next(iter(self.prepared.memories))
+        return next(iter(self.prepared.stores))
 
     def of_run(self, run: str, how: EvalConfig | None = None) -> "Job":
         """The job of one of config.runs, with the configuration of that run.

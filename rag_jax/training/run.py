@@ -136,7 +136,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
         job = open_job(config, path, check=True)
         check_k(job)
         hosts.say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
-                  f"{len(job.prepared.memories[job.trains_with])} passages")
+                  f"{len(job.prepared.stores[job.trains_with])} passages")
     warm: dict[str, Any] = {}
     if retrievers - {"bm25"}:  # which has nothing to learn
         with clock.time("retriever warm-up"):
@@ -187,11 +187,11 @@ def check_k(job: Job) -> None:
         if not config.retrieval.k:
             continue
         for name, k in (("retrieval.k", config.retrieval.k), ("eval.k", config.eval.k)):
-            for memory, store in job.prepared.memories.items():
+            for store_name, store in job.prepared.stores.items():
                 if k > len(store):
                     raise ConfigError(
-                        f"config.{name}={k}: {memory} has {len(store)} passages; set at most so "
-                        "many, in the same workdir, which has trained nothing with it yet")
+                        f"config.{name}={k}: {store_name} has {len(store)} passages; set at most "
+                        "so many, in the same workdir, which has trained nothing with it yet")
 
 
 def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = None

@@ -22,7 +22,7 @@ def warm_up_retriever(job: Job) -> Any:
         given = functools.partial(pretrained.load, job, ENCODERS)
         if pretrained.is_retriever(job.config):
             return given()
-    store = job.prepared.memories[job.trains_with]
+    store = job.prepared.stores[job.trains_with]
     data = job.config.data
     tokenizer, lengths = job.prepared.retriever_tokenizer, (data.max_passage_length,
                                                             data.length_step)

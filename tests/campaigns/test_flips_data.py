@@ -32,7 +32,7 @@ def test_no_flipped_byte_of_prepared_data_is_silent(made, count):
         restore = flip(file, rng)
         try:
             with pytest.raises(UserError, match=file.name):
-                list(prepare(config, path).memories.values())  # a store is opened when used
+                list(prepare(config, path).stores.values())  # a store is opened when used
         finally:
             restore()
         return "detected"

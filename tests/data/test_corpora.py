@@ -141,7 +141,7 @@ def test_a_wikipedia_dump_becomes_a_memory_of_hundred_word_chunks(tmp_path):
         "data.passages": str(dump), "data.train": str(tmp_path / "q.jsonl"),
         "data.dev": str(tmp_path / "q.jsonl"), "data.chunk_words": 100,
         "data.generator_vocab": 320, "data.retriever_vocab": 120})
-    store = prepare(config, tmp_path / "work").memories["passages"]
+    store = prepare(config, tmp_path / "work").stores["passages"]
     found = [store[row] for row in range(len(store))]
     assert [p.id for p in found] == ["12", "39.0", "39.1", "39.2"]
     assert [len(p.text.split()) for p in found[1:]] == [100, 100, 50]

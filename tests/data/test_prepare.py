@@ -76,14 +76,14 @@ def test_writing_passages_shows_progress(own, tmp_path, monkeypatch):
         update = staticmethod(seen.append)
 
     monkeypatch.setattr(preparing, "tqdm", Bar)
-    preparing.write_passages(tmp_path / "s", prepared.memories["passages"], own[0],
+    preparing.write_passages(tmp_path / "s", prepared.stores["passages"], own[0],
                            prepared.retriever_tokenizer, prepared.format)
-    assert sum(seen) == len(prepared.memories["passages"])
+    assert sum(seen) == len(prepared.stores["passages"])
 
 
 def test_own_data_are_read_back_as_they_were_written(own):
     prepared = prepare(*own)
-    store = prepared.memories["passages"]
+    store = prepared.stores["passages"]
     assert [tuple(store[row]) for row in range(len(store))] == PASSAGES
     assert list(prepared.splits) == ["train", "dev"]
     first, second = prepared.splits["train"]
@@ -96,7 +96,7 @@ def test_own_data_are_read_back_as_they_were_written(own):
 
 def test_token_tables_are_made_with_the_tokenizers_and_lengths_of_the_workdir(own):
     prepared = prepare(*own)
-    store = prepared.memories["passages"]
+    store = prepared.stores["passages"]
     titles, texts = [p[1] for p in PASSAGES], [p[2] for p in PASSAGES]
     made = {PASSAGE_TABLE: prepared.format.passages(titles, texts),
             ENCODER_TABLE: encoder_input(prepared.retriever_tokenizer, titles, texts, 16)}
@@ -233,7 +233,7 @@ def test_what_trains_is_looked_for_in_the_passages(tmp_path, task, name, rows, t
 
 def test_chunks_are_numbered_and_whole_passages_keep_their_ids(tmp_path):
     config = own_config(tmp_path, **{"data.chunk_words": 10})
-    store = prepare(config, tmp_path / "work").memories["passages"]
+    store = prepare(config, tmp_path / "work").stores["passages"]
     ids = [store[row].id for row in range(len(store))]
     assert ids == ["1", "2", "long.0", "long.1", "long.2", "ü"]
     assert " ".join(store[row].text for row in (2, 3, 4)) == LONG
@@ -264,13 +264,13 @@ def test_the_world_of_countries_is_read_back_as_it_was_built(tmp_path):
                                 "data.generator_vocab": 600, "data.retriever_vocab": 600})
     world = build_world(10, 3)
     prepared = prepare(config, tmp_path, world=build_world)
-    assert list(prepared.memories)[0] == NOW and set(prepared.memories) == set(world.passages)
+    assert list(prepared.stores)[0] == NOW and set(prepared.stores) == set(world.passages)
     assert prepared.splits == world.splits
     assert list(prepared.warmup_texts) == [" ".join(t.split()) for t in world.warmup_texts]
     for name, memory in world.passages.items():
-        store = prepared.memories[name]
+        store = prepared.stores[name]
         assert [store[row] for row in range(len(store))] == memory
-    assert StoreTexts(prepared.memories[NOW])[3] == world.passages[NOW][3].text
+    assert StoreTexts(prepared.stores[NOW])[3] == world.passages[NOW][3].text
 
 
 def test_without_files_of_passages_something_must_make_the_world(tmp_path):
@@ -285,7 +285,7 @@ def folder_of(work, name):
 
 
 def texts(prepared):
-    store = prepared.memories["passages"]
+    store = prepared.stores["passages"]
     return [store[row].text for row in range(len(store))]
 
 
@@ -419,7 +419,7 @@ def test_contents_are_compared_and_not_times(done, tmp_path, monkeypatch):
 def test_other_fields_and_tokenizers_make_other_data(done, own, tmp_path):
     config, work = done
     longer = replace(config, {"data.max_passage_length": 32})
-    rows = prepare(longer, work).memories["passages"].tokens(ENCODER_TABLE)
+    rows = prepare(longer, work).stores["passages"].tokens(ENCODER_TABLE)
     assert max(len(rows.row(row)) for row in range(4)) > 16
     named = replace(longer, {"data.generator_tokenizer": str(tmp_path / "named")})
     Tokenizer.load(own[1] / "data" / "retriever_tokenizer").save(tmp_path / "named")

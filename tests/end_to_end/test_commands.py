@@ -60,7 +60,7 @@ def test_the_frozen_recall_is_that_of_the_encoder_before_fine_tuning(uninterrupt
     """Measured with the trained query encoder it could never show what training has changed."""
     job = open_job(workdirs.read(uninterrupted), uninterrupted)
     indexes = {name: PassageIndex.open(uninterrupted / "indexes" / name)
-               for name in job.prepared.memories}
+               for name in job.prepared.stores}
     before = warm_up_retriever(job)  # done: it is restored
     reporter, index = _Reporter(job, indexes), next(iter(indexes.values()))
     questions, recalls = job.tokens(reporter.split), []

@@ -228,7 +228,7 @@ def test_an_interrupted_build_leaves_nothing_at_its_name(store, tmp_path, monkey
 def test_the_first_process_builds_and_its_failure_ends_the_others(store, tmp_path, monkeypatch):
     """They would wait for it for ever, or build at the same time."""
     job = SimpleNamespace(config=Config(), workdir=tmp_path,
-                          prepared=SimpleNamespace(memories={"here": store}))
+                          prepared=SimpleNamespace(stores={"here": store}))
     monkeypatch.setattr(hosts, "leads", lambda: False)
     monkeypatch.setattr(hosts, "exchange", lambda value: ["process 0: OSError: full", value])
     with pytest.raises(UserError, match="process 0: OSError: full"):

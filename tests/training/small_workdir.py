@@ -31,7 +31,7 @@ def make(folder):
         "data.retriever_vocab": 120})
     path = workdir.start(config, folder / "work")
     with Clock(path).time("data"):
-        store = prepare(config, path).memories["passages"]
+        store = prepare(config, path).stores["passages"]
     build_index(store, embed, path / "indexes" / "passages", token_table=ENCODER_TABLE,
                 encoder_fingerprint="e", max_length=8, batch_size=8, length_buckets=(8,),
                 kind="exact", recall_k=2)

@@ -24,7 +24,7 @@ from tests.retrieval.test_build import INPUTS, Embedder, make_store
 def test_recall_is_measured_with_a_seeded_sample_of_many_questions(
         monkeypatch, capsys, tmp_path, questions):
     """Exact search reads the whole index for them, which may be 65 GB."""
-    prepared = types.SimpleNamespace(splits={"dev": list(range(questions))}, memories={"now": None})
+    prepared = types.SimpleNamespace(splits={"dev": list(range(questions))}, stores={"now": None})
     job = types.SimpleNamespace(config=Config(), prepared=prepared, tokenize=np.array)
     answerer = types.SimpleNamespace(embed_questions=lambda params, asked: asked)
     monkeypatch.setattr(indexing, "make_answerer", lambda *given: answerer)
@@ -92,10 +92,10 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
     monkeypatch.setattr(indexing, "restore_run", lambda *given: ({"document_encoder": "best"}, {}))
     monkeypatch.setattr(indexing, "fingerprint", lambda model, encoder: encoder)
     monkeypatch.setattr(indexing, "index_words", lambda job: {
-        name: (store, "words", None) for name, store in job.prepared.memories.items()})
+        name: (store, "words", None) for name, store in job.prepared.stores.items()})
     monkeypatch.setattr(indexing, "index_stores", lambda job, params, folder, overwrite=False: {
         name: (store, str(folder.relative_to(tmp_path)), params)
-        for name, store in job.prepared.memories.items()})
+        for name, store in job.prepared.stores.items()})
     file = tmp_path / "p.tsv"
     file.write_text("id\ttitle\ttext\n7\tPeru\tone two three four five\n")
 

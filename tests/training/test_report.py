@@ -24,7 +24,7 @@ def test_every_cell_of_the_hot_swap_has_its_own_index_and_questions(monkeypatch,
     stores = dict.fromkeys(reversed(years))
     config = Config()
     workdir.start(config, tmp_path)
-    job = Job(config, tmp_path, types.SimpleNamespace(memories=stores, splits={}), None)
+    job = Job(config, tmp_path, types.SimpleNamespace(stores=stores, splits={}), None)
     monkeypatch.setattr(report.pretrained, "load_params",
                         lambda job, run: (f"parameters of {run}", {}))
     monkeypatch.setattr(report.indexing, "indexes_of", lambda job, run, indexes: indexes)

@@ -184,7 +184,7 @@ def test_a_start_from_passages_reads_no_question(job, monkeypatch, pairs):
     stage, = seen
     stage.source.begin(3, None)
     assert stage.source.finish(3).passage_ids.shape[0] == job.config.retriever_warmup.batch_size
-    alone = dataclasses.replace(job.prepared, memories={"2018": [None]})
+    alone = dataclasses.replace(job.prepared, stores={"2018": [None]})
     with pytest.raises(ConfigError, match=f"pairs={pairs}: 2018 has one passage, and two are"):
         warm_up.warm_up_retriever(dataclasses.replace(job, prepared=alone))
 

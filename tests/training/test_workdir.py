@@ -223,7 +223,7 @@ def test_a_stage_that_stopped_at_nan_may_go_on_with_another_rate(tmp_path):
 @pytest.mark.parametrize("field", ["retrieval.k", "eval.k"])
 def test_more_passages_than_there_are_is_met_before_any_training(field):
     """It was met when the first batch was searched for, after hours of warm-ups."""
-    prepared = SimpleNamespace(memories={"2016": range(9), "2018": range(8)})
+    prepared = SimpleNamespace(stores={"2016": range(9), "2018": range(8)})
 
     def check(k, runs):
         check_k(SimpleNamespace(config=replace(Config(), {field: k, "runs": runs}),
