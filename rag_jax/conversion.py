@@ -34,7 +34,7 @@ from rag_jax.hub import families, generator_inputs
 from rag_jax.hub import load as hub
 from rag_jax.hub.card import Provenance, model_card
 from rag_jax.hub.config_json import Architecture, SpecialIds
-from rag_jax.hub.save import save
+from rag_jax.hub.save import ids_of, save
 from rag_jax.models import rag
 from rag_jax.retrieval.json_files import read_object
 from rag_jax.retrieval.verification import write_digests
@@ -146,6 +146,11 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     written = _left_out(params, model, config, run)
     retriever = _as_written(model.retriever, params.get("query_encoder", {}))
     generator = _with_ends(model.generator, config, tokenizers) if run else model.generator
+    if run:  # a reader of the export forces the tokens that the run forces
+        asked = workdir.eval_of(path, run)
+        ids = ids_of(tokenizers.get("generator"), generator)
+        ids = dataclasses.replace(ids, forced_bos=ids.bos if asked.forced_bos else None,
+                                  forced_eos=ids.end if asked.forced_eos else None)
     architecture = Architecture(retriever, generator, ids, config.data.max_passage_length)
     base = {tower: source for tower, source in {**config.model.sources, **base}.items()
             if tower in params}

@@ -61,7 +61,7 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
         raise ConfigError(f"config.train.document_encoder={config.train.document_encoder}: the "
                           "encoder of passages stays as it is, so that documents can be added; set "
                           "frozen")
-    if config.runs == LEXICAL and (missing := bm25_missing()):
+    if config.runs == LEXICAL and (missing := bm25_missing("documents")):
         raise ConfigError(f"without an encoder, words are searched by BM25: {missing}")
     return rules.validate(config)
 

@@ -1,5 +1,6 @@
 """`convert` both ways, and what it says to a source or target that cannot be used."""
 
+import dataclasses
 import json
 import shutil
 
@@ -106,6 +107,30 @@ def test_from_random_weights_an_export_answers_as_what_was_trained(family, tmp_p
         **changes, "retrieval.k": 2, "model.retriever.dropout": config.model.retriever.dropout})
     assert back.log_likelihood(question, answer) == pytest.approx(
         trained.log_likelihood(question, answer), abs=1e-4)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.usefixtures("compiled_with_less_effort")
+def test_an_export_forces_the_tokens_that_its_run_forces(trained, tmp_path, forced):
+    """Every BART's export named a forced </s>: it cut long answers otherwise than its run."""
+    shutil.copytree(trained, tmp_path / "trained")
+    before = workdir.eval_of(trained, "rag_token")
+    workdir.begin_run(tmp_path / "trained", "rag_token", dataclasses.replace(
+        before, forced_bos=forced or None, forced_eos=forced or None))
+    conversion.convert(str(tmp_path / "trained"), str(tmp_path / "out"))
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["generator"]
+    for token in ("bos", "eos"):
+        expected = written[f"{token}_token_id"] if forced else None
+        assert written[f"forced_{token}_token_id"] == expected
+    ours = rag_jax.load(tmp_path / "trained", "rag_token")
+    back = rag_jax.load(tmp_path / "out", index=ours.index.path, config={
+        f"data.{name}": getattr(ours.job.config.data, name) for name in (
+            "max_question_length", "max_passage_length", "max_source_length", "max_target_length",
+            "length_buckets")} | {"retrieval.k": 2})
+    for settings in ({"num_beams": 1}, {"num_beams": 2}):
+        (a,), (b,) = (rag.ask(["What is the capital of Peru?"], **settings) for rag in (ours, back))
+        assert (a.text, a.finished, a.certified) == (b.text, b.finished, b.certified)
+        assert a.log_prob == pytest.approx(b.log_prob, abs=1e-4)
 
 
 def test_an_export_of_a_chat_stops_where_it_was_trained_to(tmp_path):

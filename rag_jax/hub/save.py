@@ -56,7 +56,7 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
     target, tokenizers = pathlib.Path(directory), dict(tokenizers or {})
     _check_arguments(target, family, params, architecture)
     if not architecture.ids:
-        ids = _ids_of(tokenizers.get("generator"), architecture.generator)
+        ids = ids_of(tokenizers.get("generator"), architecture.generator)
         architecture = dataclasses.replace(architecture, ids=ids)
     with files.new_folder(target) as folder:
         _write_weights(folder, family, params, architecture, shard_bytes)
@@ -117,13 +117,15 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
                        "BartForConditionalGeneration")
 
 
-def _ids_of(tokenizer: Tokenizer | None, generator: GeneratorConfig | None) -> SpecialIds:
+def ids_of(tokenizer: Tokenizer | None, generator: GeneratorConfig | None) -> SpecialIds:
+    """The special tokens of a generator with this tokenizer, which forces none of them; without a
+    tokenizer, those of facebook/bart or T5."""
     if isinstance(generator, T5Config):
         ids = SpecialIds(0, 1, 0, None) if tokenizer is None else SpecialIds(
             tokenizer.end, tokenizer.end, tokenizer.pad, None)
     else:
         ids = SpecialIds(forced_eos=2) if tokenizer is None else SpecialIds(
-            tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None, tokenizer.end)
+            tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start)
     if generator and generator.start_token >= 0:
         ids = dataclasses.replace(ids, start=generator.start_token)
     return ids

@@ -120,10 +120,12 @@ class Bm25Settings:
         return settings
 
 
-def bm25_missing() -> str | None:
-    """Returns None if BM25 can run, else what to install."""
+def bm25_missing(extra: str = "bm25") -> str | None:
+    """Returns None if BM25 can run, else what to install: the extra that has its libraries."""
     missing = [name for name in ("bm25s", "Stemmer") if importlib.util.find_spec(name) is None]
-    return f"{', '.join(missing)} not installed: pip install 'rag_jax[bm25]'" if missing else None
+    if not missing:
+        return None
+    return f"{', '.join(missing)} not installed: pip install 'rag_jax[{extra}]'"
 
 
 def _library() -> types.ModuleType:

@@ -107,7 +107,8 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
             report |= _recall(reporter, rag_runs[0], warm)
     report["above_frozen"] = _above_frozen(reporter.shares)
     report["em"] = {name: metrics["em"] for name, metrics in reporter.metrics.items()}
-    if rag_runs and {"2016", "2018"} <= set(job.prepared.stores):
+    editions = {"2016", "2018"} <= set(job.prepared.stores)
+    if rag_runs and editions and "leaders_2016" in job.prepared.splits:  # countries' own questions
         report["hot_swap"] = _hot_swap(reporter, rag_runs[0])
     report["index"] = {name: i.manifest["recall"] for name, i in indexes.items()}
     return report

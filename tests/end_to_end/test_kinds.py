@@ -20,6 +20,14 @@ NAMED = f"--config.eval.labels={','.join(LABELS)}"
 HEAD = ["--config.model.head=classification", NAMED]
 
 
+@pytest.mark.parametrize("task", ["claims", "sentences"])
+def test_every_task_of_the_countries_ends_in_a_report(task, tmp_path):
+    """It swapped the indexes of two years for questions about leaders, which only one task has, and
+    ended with an error after all of the training."""
+    report = trained([], tmp_path, f"--config.data.world_task={task}", "--config.runs=rag_token")
+    assert "rag_token" in report["em"] and "hot_swap" not in report
+
+
 @pytest.fixture(scope="module")
 def claims(tmp_path_factory):
     """Flags that name passages and claims of the usual form."""
