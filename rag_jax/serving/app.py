@@ -252,11 +252,11 @@ class Server:
 
     async def _embed(self, request: Request) -> Response:
         fields, index = await self._body(request), self.indexes.current
-        retriever = index.rag.config.model.retriever
-        fields.only(("model", "input", "encoding_format", "dimensions", "user"),
-                    {"dimensions": (retriever.projection or retriever.width,)})
+        fields.only(("model", "input", "encoding_format", "dimensions", "user"))
         tower = asking.known_model(fields, self._models) or "query_encoder"
         texts = fields.strings("input", self.settings.max_texts, self.settings.max_question)
+        retriever = index.rag.config.model.retriever
+        fields.only(fields.fields, {"dimensions": (retriever.projection or retriever.width,)})
         encoding = fields.choice("encoding_format", "float", ("float", "base64"))
         inputs = [asking.Passage("", "", text) if tower == "document_encoder" else text
                  for text in texts]

@@ -244,6 +244,20 @@ def test_k_passages_are_those_that_python_finds_with_this_k(
                                        [each.prior for each in oracle], atol=1e-5)
 
 
+@asks_python
+def test_vectors_have_one_width_and_an_unknown_model_is_told_first(asking, rag):
+    """An unknown model was answered with 422 in place of 404 where another width was asked for."""
+    retriever = rag.config.model.retriever
+    width = retriever.projection or retriever.width
+    for model, dimensions, status, told in (
+            ("rag_token", width, 200, None), ("rag_token", width - 1, 422, "dimensions"),
+            ("rag_token", True, 422, "dimensions"), ("unknown", width - 1, 404, "model")):
+        response = asking.post("/v1/embeddings", json={
+            "model": model, "input": ASK, "dimensions": dimensions})
+        assert response.status_code == status
+        assert response.json().get("error", {}).get("param") == told
+
+
 @contextlib.contextmanager
 def one_that_runs(asking, monkeypatch):
     """A request whose batch waits until it is let go; then it is answered, and nothing after it."""
