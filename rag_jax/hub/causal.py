@@ -22,7 +22,7 @@ MODEL_TYPES = {variant: name for name, variant in VARIANTS.items()}
 # Where null says that there is none; elsewhere it is the same as leaving the field out.
 NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window")
 LARGEST_HEAD = 4096
-OURS = ("variant", "window", "global_every")  # with rope_*: fields that no config.json has
+OURS = ("variant", "window", "global_every")  # with rope_*: what `written` says by their fields
 SOME: dict[str, list[str]] = TABLE["some"]  # by field: the model types that read it, if not all do
 
 # By type of scaling: for each of our fields its name there, and its value where it is left out.
@@ -127,8 +127,8 @@ def _period(types: Any, layers: Any, file: pathlib.Path) -> int:
 
 def check_head(size: int, file: pathlib.Path) -> None:
     """Raises HubError for an odd width of attention heads, as rotary positions turn pairs of
-    numbers, and for a larger one than any model has: the table of rotations, which has as many
-    columns, is made before the weights are looked at."""
+    numbers, and for a larger one than any model has: a table of their rotations is made before the
+    weights are looked at."""
     if size % 2 or not 2 <= size <= LARGEST_HEAD:
         raise HubError(f"{file}: attention heads of width {size} (head_dim, or hidden_size / "
                        "num_attention_heads) are not known here; known are even ones from 2 to "
