@@ -10,8 +10,8 @@ import pathlib
 
 import rag_jax
 from rag_jax import files, scoring
-from rag_jax.answering import search
 from rag_jax.metrics.retrieval import gold_metrics, recall_at
+from rag_jax.searching import search
 from rag_jax.training.opened import Rag
 
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)

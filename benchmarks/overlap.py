@@ -25,7 +25,6 @@ import jax
 import numpy as np
 
 from rag_jax import files, parallel, process
-from rag_jax.answering import jit_embed, search
 from rag_jax.config import Config
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
 from rag_jax.data.prepared import Prepared
@@ -38,6 +37,7 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.shards import PassageEmbedder
 from rag_jax.retrieval.store_writing import write_store
+from rag_jax.searching import jit_embed, search
 from rag_jax.text_table import print_table
 from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.job import Job

@@ -13,10 +13,10 @@ import pathlib
 import numpy as np
 
 import rag_jax
-from rag_jax.answering import search
 from rag_jax.data import order
 from rag_jax.data.batches import RagBatcher
 from rag_jax.data.packed import Groups
+from rag_jax.searching import search
 
 MARKS = (100, 300, 1000)
 
