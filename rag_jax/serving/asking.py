@@ -37,7 +37,7 @@ def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Ask
 
     run: the model's own settings of a search.
     """
-    # OpenAI's default is 1; here it is 0, the most probable answer: facts are drawn on request.
+    # OpenAI's default is 1; here it is 0, the most probable answer: samples have to be asked for.
     temperature = fields.number("temperature", 0, 0, 2)
     n = fields.number("n", 1, 1, settings.max_choices, whole=True)
     seed = fields.number("seed", secrets.randbits(32), -INT64, INT64 - 1, whole=True) % 2**32
