@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rag_jax import config as configs
-from rag_jax import config_files, overrides
+from rag_jax import config_files, config_towers, overrides
 from rag_jax.config import (
     BART_PRESETS,
     BERT_PRESETS,
@@ -24,6 +24,13 @@ from rag_jax.rules import check_prompt, validate
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.py"))
 OWN_DATA = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}
+
+
+def test_classes_of_towers_are_imported_from_the_configuration():
+    """TransformerConfig was lost when they got a file of their own."""
+    for name, thing in vars(config_towers).items():
+        if getattr(thing, "__module__", "") == config_towers.__name__:
+            assert getattr(configs, name) is thing
 
 
 @pytest.mark.parametrize("name, text, expected", [
