@@ -207,7 +207,8 @@ def lexical(config: Config) -> bool:
 
 
 def for_run(config: Config, run: str) -> Config:
-    """The configuration of one of `config.runs`, with the fields that the run sets.
+    """The configuration of one of `config.runs`, with the fields that the run sets; of that run's
+    own configuration, the same again.
 
     Raises:
       ConfigError: the run is not one of them.

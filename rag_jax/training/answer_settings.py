@@ -13,7 +13,8 @@ from rag_jax.training.reranker import reranked
 
 
 def passages_read(config: Config, index: Index | None) -> int:
-    """How many passages a question reads: all, if the index has fewer than config.retrieval.k."""
+    """How many passages a question reads: config.eval.k, or where that is 0, config.retrieval.k, or
+    all of an index that has fewer."""
     k = config.retrieval.k
     return config.eval.k or (k if index is None else min(k, index.size))
 
