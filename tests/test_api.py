@@ -482,7 +482,8 @@ def test_what_a_checkpoint_says_gives_way_to_what_is_asked(rag, uninterrupted, t
     conversion.convert(str(uninterrupted), str(folder))
     said = json.loads((folder / "config.json").read_text())
     said["generator"] |= {"num_beams": 3, "length_penalty": 2.0, "min_length": 3,
-                          "forced_bos_token_id": said["generator"]["bos_token_id"]}
+                          "forced_bos_token_id": said["generator"]["bos_token_id"],
+                          "forced_eos_token_id": said["generator"]["eos_token_id"]}
     (folder / "config.json").write_text(json.dumps(said))
     data = {f"data.{name}": getattr(rag.config.data, name) for name in (
         "max_question_length", "max_passage_length", "max_source_length", "max_target_length",

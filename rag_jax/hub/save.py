@@ -118,14 +118,14 @@ def _check_arguments(target: pathlib.Path, family: str, params: Params,
 
 
 def ids_of(tokenizer: Tokenizer | None, generator: GeneratorConfig | None) -> SpecialIds:
-    """The special tokens of a generator with this tokenizer, which forces none of them; without a
-    tokenizer, those of facebook/bart or T5."""
+    """The special tokens of a generator with this tokenizer; without one, those of facebook/bart
+    or T5. A BART forces </s>, as the released ones do."""
     if isinstance(generator, T5Config):
         ids = SpecialIds(0, 1, 0, None) if tokenizer is None else SpecialIds(
             tokenizer.end, tokenizer.end, tokenizer.pad, None)
     else:
         ids = SpecialIds(forced_eos=2) if tokenizer is None else SpecialIds(
-            tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start)
+            tokenizer.end, tokenizer.end, tokenizer.pad, tokenizer.start, None, tokenizer.end)
     if generator and generator.start_token >= 0:
         ids = dataclasses.replace(ids, start=generator.start_token)
     return ids
