@@ -6,16 +6,20 @@ One command for a rented GPU or TPU: bert-base and bart-large in bfloat16 with r
 all devices. On a CPU it falls back to tiny towers, which tests the command and measures nothing
 of interest. Every part that still has time runs, and one table is printed and saved:
 
+    check    what the kernels of this device compute beside plain products: the relative difference
+             of attention and its gradients in bfloat16, and whether the index on the devices finds
+             what numpy does, for rows that bfloat16 holds exactly
     peak     XLA's bfloat16 product of two matrices and a copy in memory, beside the chip's data
-    train    one step of RAG-Token, 5 passages: useful share of the peak, that is operations for
-             tokens that are no padding and nothing twice; with the first of remat none, dots,
-             narrow and full that fits
+    train    one step of RAG-Token, 5 passages, inputs and targets packed as in training: useful
+             share of the peak, that is operations for tokens that are no padding and nothing twice;
+             with the first of remat none, dots, narrow and full that fits
     decode   greedy answers of 32 tokens; with torch on CUDA beside transformers, padded to 300
              tokens as its retriever does, in bfloat16, before the others
     search   exact search of the index on the devices: bytes of the rows by the memory's bandwidth
 
 The programs are those that `rag_jax.compile_report` compiles, with numbers drawn for what they are
-given: lengths as on Natural Questions (sources of 145 tokens on average in 256).
+given: lengths as on Natural Questions (sources of 145 tokens on average in 256). Layers are a scan
+but in the training step on a GPU, which would copy what a scan keeps a fifth of its time.
 """
 
 import argparse
@@ -38,11 +42,16 @@ from rag_jax.aot import programs
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.programs import Program
 from rag_jax.config import BART_PRESETS, BERT_PRESETS, BartConfig, BertConfig, Config, ModelConfig
+from rag_jax.data.batches import input_shape
+from rag_jax.data.packed import Groups, room, token_places
+from rag_jax.models.attention import Attention
+from rag_jax.models.packing import Packing
 from rag_jax.overrides import replace
 from rag_jax.types import Batch
 
 K, TARGETS, PADDED = 5, 32, 300
 LENGTHS = {"question": (8, 20), "source": (90, 200), "target": (4, 12)}  # tokens, least and most
+PLACES = ("source_places", "target_places")
 SIZES = {  # questions of a step and of an answer, passages of the index, side of a matrix
     "full": {"train": 64, "decode": 16, "passages": 4_000_000, "matrix": 8192},
     "tiny": {"train": 8, "decode": 8, "passages": 2_000, "matrix": 256},
@@ -71,12 +80,13 @@ def measure(size: str | None, secs: float) -> dict[str, Any]:
     began = time.monotonic()
     rival = beside(began + secs)  # first, as JAX keeps a GPU's memory to itself
     process.keep_memory()
+    process.take_library_products()
     device = jax.devices()[0]
     size = size or ("tiny" if device.platform == "cpu" else "full")
     report = {"device": device.device_kind, "devices": jax.device_count(), "size": size,
               "jax": jax.__version__}
     print(", ".join(f"{name} {value}" for name, value in report.items()), flush=True)
-    parts = {"peak": peak, "train": train, "decode": decode, "search": search}
+    parts = {"check": check, "peak": peak, "train": train, "decode": decode, "search": search}
     for name, part in parts.items():
         try:
             late = time.monotonic() - began > secs
@@ -102,15 +112,64 @@ def median_secs(call: Callable[[], Any], times: int = 5) -> float:
     return statistics.median(taken[1:])
 
 
+def check(size: str, report: dict) -> dict[str, Any]:
+    """The kernel of attention, told a mask and told the lengths of packed inputs; a search."""
+    del report
+    rng = np.random.default_rng(0)
+    rows, length, heads, width = (64, 256, 16, 1024) if size == "full" else (4, 64, 2, 128)
+    mask = np.arange(length) < rng.integers(1, length, (rows, 1), endpoint=True)
+    packing = Packing.of(token_places(mask.reshape(1, -1), int(mask.sum())), rows, length)
+    tokens, weight = (jnp.asarray(rng.normal(size=(1, mask.sum(), width)), dtype)
+                      for dtype in (jnp.bfloat16, jnp.float32))
+    module = Attention(heads, width, dtype=jnp.bfloat16, init_std=width**-0.5)
+    at = mask[:, None, None]
+    params = module.init(jax.random.key(0), tokens, tokens, at, True, None, packing)
+
+    def run(fused: bool, told: str) -> list[jax.Array]:
+        """What the tokens get, and the gradient of the tokens."""
+        def value(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            given = (x, packing) if told == "lengths" else (packing.pad(x), None)
+            y = module.clone(fused=fused).apply(
+                params, given[0], given[0], at, True, None, given[1])
+            y = y if told == "lengths" else packing.pack(y)
+            return (weight * y).sum(), y
+
+        return jax.tree.leaves(jax.jit(jax.grad(value, has_aux=True))(tokens))
+
+    def difference(told: str) -> float:
+        pairs = zip(run(True, told), run(False, told), strict=True)
+        return max(float(jnp.linalg.norm((a - b).astype(jnp.float32).ravel())
+                         / jnp.linalg.norm(b.astype(jnp.float32).ravel())) for a, b in pairs)
+
+    return {"attention_told_a_mask": difference("mask"),
+            "attention_told_lengths": difference("lengths"),
+            "searches_as_numpy": _searches_as_numpy(size)}
+
+
+def _searches_as_numpy(size: str) -> float:
+    """The share of queries whose passages are those of numpy, over rows that bfloat16 holds."""
+    rng, config = np.random.default_rng(0), configuration(size, **{
+        "train.batch_size": 64, "retrieval.where": "device"})
+    one = program("search", config, 20_000)
+    tables, queries = drawn(one.arguments)
+    rows, asked = (rng.integers(-8, 9, array.shape).astype(np.float32)
+                   for array in (tables.embeddings, queries))
+    found = one.jitted(tables._replace(embeddings=jax.device_put(
+        rows.astype(tables.embeddings.dtype), tables.embeddings.sharding)),
+        jax.device_put(asked, queries.sharding))
+    expected = np.argsort(-(asked @ rows.T), axis=1, kind="stable")[:, :K]
+    return float((np.asarray(found.ids) == expected).all(axis=1).mean())
+
+
 def peak(size: str, report: dict) -> dict[str, Any]:
     """Of one device: operations and bytes per second, measured and as its maker says."""
     side = SIZES[size]["matrix"]
     a = jax.random.normal(jax.random.key(0), (side, side), jnp.bfloat16)
     chain = jax.jit(lambda a: jax.lax.fori_loop(0, 8, lambda _, x: x @ a, a))
     numbers = jnp.zeros(4 * side * side, jnp.float32)
-    add = jax.jit(lambda x: x + 1)
+    add = jax.jit(lambda x: jax.lax.fori_loop(0, 8, lambda _, x: x + 1, x))
     found = {"tflops": 8 * 2 * side**3 / median_secs(lambda: chain(a)) / 1e12,
-             "gb_per_sec": 2 * numbers.nbytes / median_secs(lambda: add(numbers)) / 1e9}
+             "gb_per_sec": 8 * 2 * numbers.nbytes / median_secs(lambda: add(numbers)) / 1e9}
     if chip := CHIPS.get(report["device"]):
         found |= {"tflops_of_chip": chip.peak / 1e12, "gb_per_sec_of_chip": chip.bandwidth / 1e9}
     return found
@@ -138,16 +197,19 @@ def program(kind: str, config: Config, passages: int = 0) -> Program:
 def drawn(tree: Any, deviation: float = 0.02) -> Any:
     """Arrays of these shapes in their shardings: normal numbers, True, and 0."""
     leaves, structure = jax.tree.flatten(tree)
-
-    def make() -> list[jax.Array]:
-        keys = jax.random.split(jax.random.key(0), len(leaves))
-        return [(deviation * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)
-                if jnp.issubdtype(leaf.dtype, jnp.floating) else
-                jnp.full(leaf.shape, leaf.dtype == bool, leaf.dtype)
-                for key, leaf in zip(keys, leaves, strict=True)]
-
+    makers = {leaf: _maker(leaf, deviation) for leaf in leaves}  # alike are compiled once
+    keys = jax.random.split(jax.random.key(0), len(leaves))
     return jax.tree.unflatten(
-        structure, jax.jit(make, out_shardings=[leaf.sharding for leaf in leaves])())
+        structure, [makers[leaf](key) for leaf, key in zip(leaves, keys, strict=True)])
+
+
+def _maker(leaf: jax.ShapeDtypeStruct, deviation: float) -> Callable[[jax.Array], jax.Array]:
+    def make(key: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.full(leaf.shape, leaf.dtype == bool, leaf.dtype)
+        return (deviation * jax.random.normal(key, leaf.shape)).astype(leaf.dtype)
+
+    return jax.jit(make, out_shardings=leaf.sharding)
 
 
 def questions(abstract: Batch, vocab: int) -> Batch:
@@ -167,6 +229,19 @@ def questions(abstract: Batch, vocab: int) -> Batch:
         else:
             fields[name] = rng.normal(size=leaf.shape).astype(leaf.dtype)
     return abstract._replace(**fields)
+
+
+def packed(batch: Batch, config: Config) -> Batch:
+    """With the places of the tokens of inputs and targets, as `RagBatcher` and `QuestionTokens`
+    pack them."""
+    groups, sizes = Groups(jax.device_count()), batch.source_mask.shape
+    sources = groups.rows(batch.source_mask.reshape(len(batch.source_mask), -1))
+    targets, tokens = groups.rows(batch.target_mask), batch.target_mask.sum(axis=1)
+    _, places = input_shape(sizes[2], int(sources.sum(axis=1).max()),
+                            sizes[0] // groups.count * sizes[1], config.data.length_step, sizes[2])
+    return batch._replace(
+        source_places=token_places(sources, places),
+        target_places=token_places(targets, room(tokens, sizes[0] // groups.count)))
 
 
 def useful_flops(retriever: BertConfig, generator: BartConfig, batch: Batch) -> float:
@@ -193,9 +268,10 @@ def useful_flops(retriever: BertConfig, generator: BartConfig, batch: Batch) -> 
 def train(size: str, report: dict) -> dict[str, Any]:
     rows = SIZES[size]["train"] * jax.device_count()
     for remat in ("none", "dots", "narrow", "full"):
-        config = configuration(size, **{
-            "train.batch_size": rows, "model.generator.remat": remat,
-            "model.retriever.remat": remat})
+        scan = jax.devices()[0].platform != "gpu"
+        config = configuration(size, **{"train.batch_size": rows} | {
+            f"model.{tower}.{name}": value for tower in ("generator", "retriever")
+            for name, value in (("remat", remat), ("scan_layers", scan))})
         try:
             found = one_step(config)
             break
@@ -214,9 +290,12 @@ def one_step(config: Config) -> dict[str, Any]:
     began = time.perf_counter()
     one = program("train", config)
     state, batch, number = one.arguments
-    compiled = one.jitted.lower(*one.arguments).compile()
+    host = packed(questions(batch, config.model.retriever.vocab_size), config)
+    places = {name: jax.ShapeDtypeStruct(getattr(host, name).shape, np.int32,
+                                         sharding=batch.weight.sharding) for name in PLACES}
+    batch = batch._replace(**places)
+    compiled = one.jitted.lower(state, batch, number).compile()
     compile_secs = time.perf_counter() - began
-    host = questions(batch, config.model.retriever.vocab_size)
     given = jax.device_put(host, jax.tree.map(lambda leaf: leaf.sharding, batch))
     number = parallel.put_number(1, number.sharding)
     held = [type(state)(drawn(state.params), jax.tree.map(
@@ -231,7 +310,7 @@ def one_step(config: Config) -> dict[str, Any]:
     secs = median_secs(step)
     flops = useful_flops(config.model.retriever, config.model.generator, host)
     return {"secs": secs, "useful_tflop": flops / 1e12, "compile_secs": compile_secs,
-            "padding": 1 - float(host.source_mask.mean())}
+            "padding": 1 - float(host.source_mask.sum()) / host.source_places.size}
 
 
 def decode(size: str, report: dict) -> dict[str, Any]:

@@ -186,6 +186,7 @@ def train(config: Config | Path, workdir: Path,
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
     process.keep_memory()  # for the whole process, as in a command: training is most of its work
+    process.take_library_products()
     if isinstance(config, str | os.PathLike):
         config = config_files.load_file(os.fspath(config))
     if not isinstance(config, Config):

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import signal
@@ -15,6 +16,7 @@ from rag_jax import hosts
 from rag_jax.errors import Preempted, UserError
 from rag_jax.visible import visible_lines
 
+CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 UNFINISHED = 75  # status of a run that a signal stopped: EX_TEMPFAIL, run the same command again
 DEFECT = """
 This is a defect of rag_jax, not a mistake of yours. Please report it with the command, the
@@ -25,6 +27,7 @@ def run(main: Callable[[], int | None]) -> None:
     """Calls main(), and exits: with status 1 after an error, of which the user sees one message, or
     a traceback too if it is a defect."""
     keep_memory()
+    take_library_products()
     for stream in (sys.stdout, sys.stderr):  # an answer may have letters that the terminal lacks
         with contextlib.suppress(AttributeError, OSError):  # the streams may have been replaced
             stream.reconfigure(errors="backslashreplace")
@@ -79,6 +82,18 @@ def keep_memory() -> None:
         mallopt(trim_threshold, -1)  # the largest size_t: a step of a base model frees 4 GB
         mallopt(mmap_max, 0)
         mallopt(arena_max, 1)
+
+
+def take_library_products() -> None:
+    """Tells XLA to take the matrix products of NVIDIA's library and to try none of Triton's, which
+    takes minutes where a large program is compiled for GPUs; benchmarks/RESULTS.md has the figures.
+
+    It is an environment variable of the whole process, read when jax first looks for devices. Where
+    that names the flag, it stays.
+    """
+    flags, name = os.environ.get("XLA_FLAGS", ""), "xla_gpu_enable_triton_gemm"
+    if name not in flags and any(map(importlib.util.find_spec, CUDA_PLUGINS)):
+        os.environ["XLA_FLAGS"] = f"{flags} --{name}=false".strip()
 
 
 def give_back_memory() -> None:

@@ -47,9 +47,9 @@ class Batch(NamedTuple):
     # For a classifier, whose target is the number of a class: the input of its decoder.
     decoder_ids: Array | None = None  # int32[B, Q], <s> question </s>
     decoder_mask: Array | None = None  # bool[B, Q]
-    # For each of G groups of B / G questions (or of one question each, G = B): the places of the
-    # tokens among the B / G * K * S places of its inputs, in order, and that number for the rest.
-    # With them, the generator's encoder computes only these N places, not the padding.
+    # For each of G groups of B / G questions: the places of the tokens among the B / G * K * S
+    # places of its inputs, in order, and that number for the rest. With them, the generator's
+    # encoder computes only these N places, not the padding, which is at the end of such inputs.
     source_places: Array | None = None  # int32[G, N]
     # Likewise of targets: the places of the tokens among the B / G * T places of each group. The
     # decoder then computes these N places for each passage.

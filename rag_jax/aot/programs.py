@@ -28,7 +28,7 @@ from rag_jax.training import on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.fine_tuning import rag_stage
 from rag_jax.training.indexing import rounded
-from rag_jax.training.job import Job
+from rag_jax.training.job import Job, groups_of
 from rag_jax.types import Batch, Params, QuestionBatch
 
 POLICY = ", remat="
@@ -105,10 +105,9 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
       mesh: its devices need not exist.
       hosts: on which they are.
       passages: how many the index has, where it lies on the devices.
-      source_tokens: tokens of a generator input in the mean over the inputs of that question of a
-        training batch which has most, of which one input at least is of the longest; the inputs are
-        packed as `RagBatcher` packs them. 0 = all inputs are of the longest, the most that
-        training can meet.
+      source_tokens: tokens of a generator input of a training batch in the mean, of which one at
+        least is of the longest; the inputs are packed as `RagBatcher` packs them. 0 = all inputs
+        are of the longest, the most that training can meet.
       policies: of recomputation, with each of which training is compiled; the name of the program
         ends with it. () = the configuration's.
 
@@ -254,15 +253,17 @@ def _rows(job: Job, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
 def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
     """A batch as RagBatcher makes it; a closed book (k=0) is one empty passage."""
     data, model, passages = job.config.data, job.model, k or 1
-    inputs = passages + (model.null_document != "none")
-    longest = data.max_source_length
-    tokens = max(longest, inputs * source_tokens) if source_tokens and model.packs else 0
-    length, packed = input_shape(longest, tokens, inputs, data.length_step, longest)
+    inputs, longest, tokens = passages + (model.null_document != "none"), data.max_source_length, 0
+    groups = groups_of(model, job.mesh, job.config.train.optimizer.accumulate)
+    together = inputs * size // groups.count if groups is not None else inputs
+    if source_tokens and groups is not None:
+        tokens = max(longest, together * source_tokens)
+    length, packed = input_shape(longest, tokens, together, data.length_step, longest)
     embeddings = _rows(job, jnp.float32, size, passages, model.embedding_width)
     scored = model.lexical or model.fusion or model.reranked
     return assemble(
         _questions(job, size), *_tokens(job, size, inputs, length),
-        source_places=_rows(job, jnp.int32, size, packed) if packed else None,
+        source_places=_rows(job, jnp.int32, groups.count, packed) if packed else None,
         doc_mask=_rows(job, bool, size, passages),
         doc_embeddings=None if model.lexical or model.reranked else embeddings,
         doc_ids=_rows(job, jnp.int32, size, k) if k else None,

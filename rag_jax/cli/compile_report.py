@@ -29,9 +29,9 @@ def main(argv: list[str] | None = None) -> str | None:
                         "these (none, dots, narrow, full) in place of the configuration's, and "
                         "name the fastest that fits")
     parser.add_argument("--source_tokens", type=int, default=0, metavar="N",
-                        help="training: mean tokens of a generator input, for the question of a "
-                        "batch that has most; inputs are then packed (default: all have "
-                        "config.data.max_source_length, the most that training can meet)")
+                        help="training: mean tokens of a generator input of a batch; inputs are "
+                        "then packed (default: all have config.data.max_source_length, the most "
+                        "that training can meet)")
     parser.add_argument("--memory_gib", type=float, metavar="GIB",
                         help="memory of a chip (default: that of the topology)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")

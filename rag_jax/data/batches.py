@@ -1,5 +1,6 @@
 """Questions with their passages as padded host batches, and the one place that makes a `Batch`."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,13 +38,13 @@ def assemble(questions: QuestionBatch, source_ids: Array, source_mask: Array, do
 
 
 def input_shape(longest: int, tokens: int, inputs: int, step: int, limit: int) -> tuple[int, int]:
-    """Padded length of generator inputs, and how many tokens a question has when its inputs are
-    packed; 0 = they are not.
+    """Padded length of generator inputs, and the places for the tokens of a group when its inputs
+    are packed; 0 = they are not.
 
     Args:
       longest: tokens of the longest input.
-      tokens: the most that the inputs of one question have together; 0 = inputs are not packed.
-      inputs: generator inputs per question.
+      tokens: the most that the inputs of one group have together; 0 = inputs are not packed.
+      inputs: generator inputs per group.
       step: `RagBatcher.length_step`.
       limit: tokens that an input may have.
     """
@@ -51,7 +52,8 @@ def input_shape(longest: int, tokens: int, inputs: int, step: int, limit: int) -
     padded = inputs * length
     if not tokens or 4 * step > limit or bucket(tokens, inputs * step, padded) == padded:
         return length, 0  # packing would not save a step of each input
-    return bucket(longest, 2 * step, limit), bucket(tokens, inputs * max(1, step // 2), padded)
+    # The sum of many lengths varies as the root of their number.
+    return bucket(longest, 2 * step, limit), bucket(tokens, 2 * step * math.isqrt(inputs), padded)
 
 
 class RagBatcher:
@@ -64,10 +66,10 @@ class RagBatcher:
       null_document: one more input to each question, the last, without a passage.
       groups: in which targets are packed, as for `QuestionTokens.batch`; None = nothing is packed.
         Inputs are packed too, where that leaves less padding: `Batch.source_places` then says where
-        their tokens are. The number of places is a multiple of half of length_step for each of the
-        K inputs; their padded length, which then costs little, is a multiple of twice length_step.
-        Where length_step is more than a quarter of the longest input, few shapes are wanted, and
-        inputs are not packed.
+        their tokens are. For a group of N inputs the number of places is a multiple of sqrt(N)
+        times twice length_step; the inputs' padded length, which then costs little, is a multiple
+        of twice length_step. Where length_step is more than a quarter of the longest input, few
+        shapes are wanted, and inputs are not packed.
       read: reads passages by themselves (`decoding.prefixes.Reader`); the batch then has
         `Batch.prefixes`. None = passages are read with their question.
     """
@@ -98,9 +100,7 @@ class RagBatcher:
         asked = questions.batch(rows, rng, weight, own, self.length_step, suffixes=False,
                                 groups=self.groups)
         lengths = self.lengths(rows, retrieved, index)
-        tokens = int(lengths.sum(axis=1).max()) if self.groups is not None else 0
-        length, packed = input_shape(int(lengths.max()), tokens, lengths.shape[1],
-                                     self.length_step, format.max_length)
+        length, places = self._input_places(lengths)
         passages, fields = (self._closed_book(rows[own]) if retrieved is None
                             else self._retrieved(rows, retrieved, index, own))
         suffixes = [questions.suffixes[row] for row in np.repeat(rows[own], lengths.shape[1])]
@@ -110,10 +110,23 @@ class RagBatcher:
             length = max(SHORTEST_REST, 1 << (max(map(len, inputs)) - 1).bit_length())
         shape = (-1, lengths.shape[1], length)
         ids, mask = pad_rows(inputs, length, format.tokenizer.pad)
-        if packed:
-            fields["source_places"] = token_places(
-                mask.reshape(-1, lengths.shape[1] * length), packed)
+        if places is not None:
+            fields["source_places"] = self.groups.own(places, own, len(rows))
         return assemble(asked, ids.reshape(shape), mask.reshape(shape), **fields)
+
+    def _input_places(self, lengths: np.ndarray) -> tuple[int, np.ndarray | None]:
+        """Padded length of inputs of so many tokens, int[B, K], and their tokens' places in each
+        group, int32[G, N]; None = inputs are not packed."""
+        groups, inputs, tokens = self.groups, lengths.shape[1], 0
+        if groups is not None:
+            inputs *= len(lengths) // groups.count
+            tokens = int(groups.rows(lengths).sum(axis=1).max())
+        length, room = input_shape(int(lengths.max()), tokens, inputs, self.length_step,
+                                   self.questions.format.max_length)
+        if not room:
+            return length, None
+        mask = np.arange(length) < lengths[..., None]  # -> [B, K, S]
+        return length, token_places(groups.rows(mask.reshape(len(lengths), -1)), room)
 
     def _in_two(self, passages: list[Sequence[int]], suffixes: list[list[int]],
                 inputs: list[list[int]], count: int) -> tuple[Prefixes, list[list[int]]]:

@@ -146,13 +146,14 @@ class Attention(nn.Module):
 
     def attend(self, x: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
                deterministic: bool, bias: jax.Array | None = None,
-               packing: Packing | None = None) -> jax.Array:
+               packing: Packing | None = None, lengths: jax.Array | None = None) -> jax.Array:
         """Attends from x [R, T, D] over keys [R, H, C, S] and values [R, H, S, C].
 
         Args:
           mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
           bias: float32, likewise, added to the scores; None = 0.
           packing: x is packed, [B, N, D], and so is the result.
+          lengths: as for `fused_attention`.
         """
         queries_RHTC = self._split(self.query(x), packing)
         if self.scaled:
@@ -162,7 +163,7 @@ class Attention(nn.Module):
         context_RTD = None
         # Kernels drop no weights, and take no bias.
         if self.fused and bias is None and (deterministic or not self.dropout):
-            context_RTD = fused_attention(queries_RHTC, keys, values, mask)
+            context_RTD = fused_attention(queries_RHTC, keys, values, mask, lengths)
         if context_RTD is None:
             context_RTD = self._plain(queries_RHTC, keys, values, mask, deterministic, bias)
         if packing is not None:
@@ -181,5 +182,7 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array, source: jax.Array, mask: jax.Array | None,
                  deterministic: bool, bias: jax.Array | None = None,
                  packing: Packing | None = None) -> jax.Array:
+        """`attend` of x to the `keys_values` of `source`, which are packed alike."""
+        lengths = None if packing is None else packing.lengths
         keys, values = self.keys_values(source, packing)
-        return self.attend(x, keys, values, mask, deterministic, bias, packing)
+        return self.attend(x, keys, values, mask, deterministic, bias, packing, lengths)

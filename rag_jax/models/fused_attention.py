@@ -1,6 +1,7 @@
 """Attention as one kernel, without arrays of scores [R, H, T, S]: bfloat16 on GPUs and TPUs.
 
-GPUs have cuDNN's, by `jax.nn.dot_product_attention`. TPUs have the kernel here, for inputs so short
+GPUs have cuDNN's, by `jax.nn.dot_product_attention`, which is told the inputs' lengths where they
+are known: an array of a mask takes it as long again. TPUs have the kernel here, for inputs so short
 that the scores of a head lie in VMEM: it reads heads where the projections have put them, keeps
 nothing for the gradient, and so touches HBM for queries, keys, values and context alone. JAX's own
 do not fit: flash_attention writes two float32 sums of every row of scores, each 128 times, at 256
@@ -17,17 +18,21 @@ import jax.numpy as jnp
 from rag_jax import parallel
 from rag_jax.marginal import MASKED
 
+FEWEST = 64  # queries of a head; for few, cuDNN's takes longer than plain products do
 LARGEST = 2**18  # scores of a head that lie in VMEM, about six times in float32
 LANES = 128  # a block is as wide as some of these, and holds whole heads
 
 
 def fused_attention(queries: jax.Array, keys: jax.Array, values: jax.Array,
-                    mask: jax.Array | None) -> jax.Array | None:
+                    mask: jax.Array | None, lengths: jax.Array | None = None
+                    ) -> jax.Array | None:
     """Context [R, T, H * C] by one kernel, or None where there is none for such arrays.
 
     Args:
       queries: [R, H, T, C], scaled;  keys: [R, H, C, S];  values: [R, H, S, C].
       mask: bool, broadcastable to [R, H, T, S].
+      lengths: int32[R] where the tokens of R inputs attend to one another and the mask says no more
+        than how many there are. What is beyond them in the context is not defined.
     """
     if queries.dtype != jnp.bfloat16 or mask is None:
         return None
@@ -35,22 +40,28 @@ def fused_attention(queries: jax.Array, keys: jax.Array, values: jax.Array,
     if kernel is None:
         return None
     by_tokens = (queries.swapaxes(1, 2), keys.transpose(0, 3, 1, 2), values.swapaxes(1, 2))
-    return kernel(*by_tokens, mask)  # [R, T, H, C], [R, S, H, C]: XLA drops transposes of these
+    # [R, T, H, C], [R, S, H, C]: XLA drops transposes of these.
+    return kernel(*by_tokens, mask, lengths)
 
 
-def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
-           ) -> jax.Array | None:
+def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
+           lengths: jax.Array | None) -> jax.Array | None:
     rows, targets, _, size = queries.shape
-    if mask.ndim != 4 or targets % 8 or keys.shape[1] % 2 or size % 8 or size > 128:
-        return None  # a step of decoding among others: it has a few targets at most
-    mask = jnp.broadcast_to(mask, (*mask.shape[:2], targets, keys.shape[1]))
-    context = jax.nn.dot_product_attention(queries, keys, values, mask=mask, scale=1.0,
-                                           implementation="cudnn")
+    if (mask.ndim != 4 or targets < FEWEST or targets % 8 or keys.shape[1] % 2 or size % 8
+            or size > 128):
+        return None
+    if lengths is None:
+        allowed = {"mask": jnp.broadcast_to(mask, (*mask.shape[:2], targets, keys.shape[1]))}
+    else:
+        allowed = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
+    context = jax.nn.dot_product_attention(queries, keys, values, scale=1.0,
+                                           implementation="cudnn", **allowed)
     return context.reshape(rows, targets, -1)
 
 
-def _short(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array
-           ) -> jax.Array | None:
+def _short(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
+           lengths: jax.Array | None) -> jax.Array | None:
+    del lengths
     (rows, targets, heads, size), sources = queries.shape, keys.shape[1]
     mesh = jax.typeof(queries).sharding.mesh
     parts, groups = (parallel.shards(mesh, axis) for axis in ("batch", "heads"))

@@ -30,6 +30,11 @@ class Packing(NamedTuple):
         return cls(places, jnp.where(there, tokens, count).reshape(inputs, length))
 
     @property
+    def lengths(self) -> jax.Array:
+        """int32[R], how many tokens each input has."""
+        return (self.tokens < self.places.shape[1]).sum(axis=1, dtype=jnp.int32)
+
+    @property
     def _tokens(self) -> jax.Array:
         return self.tokens.reshape(len(self.places), -1)
 

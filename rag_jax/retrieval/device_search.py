@@ -17,6 +17,7 @@ from rag_jax.parallel import platform
 from rag_jax.retrieval.protocol import SearchResult
 
 MARGIN = 16  # candidates beyond k that are scored again
+GROUP = 128  # scores of which the maximum is looked at first
 INT8_CANDIDATES = 4  # times k, for int8 rows: their scores are coarser
 
 
@@ -130,7 +131,7 @@ def _nominate(tables: DeviceTables, queries: jax.Array, k: int, settings: Device
             best = lax.approx_max_k(scores, count, recall_target=settings.recall_target,
                                     reduction_input_size_override=devices * local)
         else:
-            best = lax.top_k(scores, count)
+            best = _top_k(scores, count)
         return best[0], best[1] + begin
 
     split = jax.tree.map(lambda x: x.reshape(blocks, -1, *x.shape[1:]),
@@ -140,6 +141,24 @@ def _nominate(tables: DeviceTables, queries: jax.Array, k: int, settings: Device
     scores, rows = (jnp.moveaxis(x, 0, 1).reshape(len(queries), -1) for x in (scores, rows))
     scores, places = lax.top_k(scores, min(wanted, scores.shape[1]))
     return scores, jnp.take_along_axis(rows, places, axis=1)
+
+
+def _top_k(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """`lax.top_k` of scores float32[B, R]; accelerators sort no more than a few of long rows.
+
+    The best `count` are in the `count` groups with the largest maxima: where more groups have the
+    last of these, in the first of them.
+    """
+    length = scores.shape[1]
+    if platform(scores) == "cpu" or length <= 2 * count * GROUP:
+        return lax.top_k(scores, count)
+    padded = jnp.pad(scores, ((0, 0), (0, -length % GROUP)), constant_values=-jnp.inf)
+    maxima = padded.reshape(len(scores), -1, GROUP).max(axis=-1)
+    groups = jnp.sort(lax.top_k(maxima, count)[1], axis=1)  # ties are by place, as in all scores
+    places = (groups[..., None] * GROUP + jnp.arange(GROUP)[None, None]).reshape(len(scores), -1)
+    found = jnp.take_along_axis(scores, places, axis=1, mode="fill", fill_value=-jnp.inf)
+    best, at = lax.top_k(found, count)
+    return best, jnp.take_along_axis(places, at, axis=1)
 
 
 def _products(queries: jax.Array, rows: jax.Array) -> jax.Array:

@@ -82,15 +82,17 @@ def test_batches_of_the_host_have_these_shapes(world):
     assert described(found._replace(**alone)) == described(closed._replace(**alone))
 
 
-def test_packed_batches_of_the_host_have_these_shapes(world):
+@pytest.mark.parametrize("sizes, groups", [((4, 2), 8), ((2, 1, 4), 2)])
+def test_packed_batches_of_the_host_have_these_shapes(world, sizes, groups):
     """One passage of each question is long, the others are short."""
     questions, index = world
-    mesh, few = parallel.make_mesh(MeshConfig(4, 2)), {"data.length_buckets": 4}
+    mesh, few = parallel.make_mesh(MeshConfig(*sizes)), {"data.length_buckets": 4}
     rows, found = np.arange(8), np.array([[i, 36, 37] for i in range(8)], np.int32)
-    batcher = RagBatcher(questions, 4, 16, groups=Groups())
+    batcher = RagBatcher(questions, 4, 16, groups=Groups(groups))
     batch = batcher.batch(rows, found, index)
-    mean = -(-int(batch.source_mask.sum(axis=(1, 2)).max()) // 3)
-    assert batch.source_places.shape < (8, batch.source_mask[0].size)
+    by_group = batch.source_mask.reshape(groups, -1)
+    mean = -(-int(by_group.sum(axis=1).max()) // (24 // groups))
+    assert batch.source_places.shape < by_group.shape
     assert described(abstract(mesh, mean, **few)) == described(parallel.put_rows(batch, mesh))
     assert described(abstract(mesh, 0, **few)) == described(abstract(mesh))
 

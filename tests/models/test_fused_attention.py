@@ -14,8 +14,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
 from rag_jax.models import attention, fused_attention
+from rag_jax.models.packing import Packing
 
-R, T, S, H, C = 8, 16, 32, 4, 64
+R, T, S, H, C = 8, 64, 32, 4, 64
 MASKS = {"keys": np.arange(S) < np.array([32, 20, 1, 7, 0, 31, 16, 5])[:, None],
          "causal": np.tril(np.ones((T, T), bool))}
 
@@ -28,7 +29,8 @@ def platform(monkeypatch):
 
     def noted(name, function, **settings):
         def call(*arguments, implementation=None, **others):
-            choose.kernels.append(implementation or name)
+            lengths = " of lengths" * ("query_seq_lengths" in others)
+            choose.kernels.append((implementation or name) + lengths)
             return function(*arguments, **others, **settings)
         return call
 
@@ -84,6 +86,35 @@ def test_kernels_compute_what_plain_attention_does(platform, name, mask):
     assert not platform.kernels
 
 
+def test_packed_inputs_tell_the_kernel_their_lengths(platform):
+    """Not in cross-attention, where targets are packed and sources are others."""
+    mask = np.arange(T) < np.array([64, 3, 1, 40, 9, 63, 32, 17])[:, None]
+    packing = Packing.of(jnp.flatnonzero(jnp.asarray(mask))[None].astype(jnp.int32), R, T)
+    assert packing.lengths.tolist() == mask.sum(axis=1).tolist()
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, mask.sum(), H * C)), jnp.bfloat16)
+    module = attention.Attention(H, H * C, dtype=jnp.bfloat16, init_std=0.1)
+    given = jnp.asarray(mask)[:, None, None]
+    params = nn.meta.unbox(module.init(jax.random.key(0), x, x, given, True, None, packing))
+
+    def value(params, x):
+        out = module.apply(params, x, x, given, True, None, packing).astype(jnp.float32)
+        return (jnp.sin(jnp.arange(out.size, dtype=jnp.float32).reshape(out.shape)) * out).sum()
+
+    def found():
+        value_, grads = jax.value_and_grad(value, argnums=(0, 1))(params, x)
+        del grads[0]["params"]["key"]["bias"]
+        return value_, grads
+
+    expected = found()
+    platform("gpu")
+    assert_close(found(), expected)
+    assert set(platform.kernels) == {"cudnn of lengths"}
+    platform.kernels.clear()
+    keys = module.apply(params, x, packing, method="keys_values")
+    module.apply(params, x, *keys, given, True, None, packing, method="attend")
+    assert set(platform.kernels) == {"cudnn"}
+
+
 def test_a_kernel_over_several_devices_has_the_rows_and_heads_of_each(platform):
     """Rows over data and fsdp, heads over model; nothing is gathered, so nothing is mixed up."""
     platform("tpu")
@@ -110,3 +141,5 @@ def test_plain_attention_where_no_kernel_does_it(platform):
     assert context(queries=(R, H, 1, C)) is None
     platform("gpu")
     assert context(jnp.float32) is None and context(queries=(R, H, 1, C)) is None
+    assert context().shape == (R, T, H * C)
+    assert context(queries=(R, H, fused_attention.FEWEST - 8, C)) is None

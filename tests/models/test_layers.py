@@ -1,6 +1,7 @@
 """Products and activations in the model's dtype against float64."""
 
 import math
+import re
 
 import flax.linen as nn
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
+from rag_jax.models import products
 from rag_jax.models.attention import attention
 from rag_jax.models.layers import Dropout, RmsNorm, gelu, look_up, norm
 from rag_jax.models.products import by_rows, linear
@@ -35,6 +37,29 @@ def test_a_product_and_its_gradients_are_those_of_float64(dtype, tolerance):
     assert {found[1][1].dtype, found[1][2].dtype} == {jnp.dtype("float32")}, "they are not rounded"
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_gpu_rounds_a_product_as_it_writes_it(monkeypatch, biased):
+    """Sums in float32 would be written to memory and read again; a kernel's gradient is one."""
+    rng = np.random.default_rng(3)
+    x, kernel, bias, grad = (
+        jnp.asarray(rng.normal(size=size), dtype) for size, dtype in (
+            ((6, 40), "bfloat16"), ((40, 9), "float32"), ((9,), "float32"), ((6, 9), "bfloat16")))
+    bias = bias if biased else None
+
+    def both(x, kernel, bias, grad):  # of custom_vjp functions jax keeps what it has traced
+        return linear.fun(x, kernel, bias), products._linear_backward((x, kernel, bias), grad)
+
+    expected = both(x, kernel, bias, grad)
+    monkeypatch.setattr(products, "platform", lambda x: "gpu")
+    found = both(x, kernel, bias, grad)
+    assert [a.dtype for a in jax.tree.leaves(found)] == [a.dtype for a in jax.tree.leaves(expected)]
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_allclose(*(np.float32(a) for a in (one, other)), rtol=0.02, atol=0.05)
+    dots = re.findall(r"(\w+)\[[\d,]+\] = dot_general", str(jax.make_jaxpr(both)(
+        x, kernel, bias, grad)))
+    assert dots == ["bf16", "bf16", "f32"]
 
 
 def test_a_product_without_a_bias_is_that_with_zeros():

@@ -92,6 +92,22 @@ def test_duplicated_rows_are_in_order_of_their_ids_on_any_number_of_devices(dtyp
         np.testing.assert_array_equal(other.scores, first.scores)
 
 
+@pytest.mark.parametrize("length", [6000, 16384, 20001])
+def test_accelerators_find_the_best_scores_by_the_maxima_of_groups(monkeypatch, length):
+    """With few different scores, of which many are -inf, in the order of their places."""
+    monkeypatch.setattr(device_search, "platform", lambda x: "gpu")
+    rng, count = np.random.default_rng(length), 21
+    assert length > 2 * count * device_search.GROUP
+    for different, missing in ((3, 0.0), (400, 0.5), (2**20, 0.0), (5, 0.9995), (2, 1.0)):
+        scores = rng.integers(0, different, (4, length)).astype(np.float32)
+        scores[rng.random(scores.shape) < missing] = -np.inf
+        found = jax.jit(lambda x: device_search._top_k(x, count))(scores)
+        for one, other in zip(found, jax.lax.top_k(scores, count), strict=True):
+            assert np.array_equal(one, other)
+    top_k = str(jax.make_jaxpr(lambda x: device_search._top_k(x, count))(scores)).split("top_k[")
+    assert len(top_k) == 3 and f"[4,{length}]" not in top_k[0].splitlines()[-1]
+
+
 def test_rows_that_bfloat16_queries_would_confuse_are_told_apart():
     """Both halves of a query count: rows differ only along what bfloat16 loses of it."""
     query = np.zeros((1, WIDTH), np.float32)
