@@ -1,6 +1,6 @@
-"""Multi-head attention, and what is kept of the tokens that are attended to.
+"""Multi-head attention, and the keys and values that a decoder keeps of the tokens before.
 
-Softmax is float32; the products run in `dtype`.
+The softmax is computed in float32, the matrix products in `dtype`.
 """
 
 import functools
@@ -17,16 +17,19 @@ from rag_jax.models.layers import Dropout, dropped
 from rag_jax.models.packing import Packing
 from rag_jax.models.products import Linear, product, transposed
 
-ATTENDED = "intermediates"  # collection of what `attended` gives, where a caller makes it mutable
+ATTENDED = "intermediates"  # the collection that receives `attended`, where it is mutable
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def attention(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None,
               kept: jax.Array | None, rate: float, bias: jax.Array | None = None) -> jax.Array:
-    """softmax(queries [R, H, T, C] @ keys [R, H, C, S]) @ values [R, H, S, C].
+    """dtype[R, H, T, C] = softmax(queries [R, H, T, C] @ keys [R, H, C, S]) @ values [R, H, S, C].
 
-    mask, bias: as in `Attention.attend`. kept: bool[R, H, T, S], False for weights that dropout at
-    `rate` zeroes; None = no dropout. The backward pass keeps the weights in the dtype of values.
+    The backward pass keeps the weights in the dtype of the values.
+
+    Args:
+      mask, bias: as in `Attention.attend`.
+      kept: bool[R, H, T, S], False for weights that dropout at `rate` zeroes; None = no dropout.
     """
     return _attention_forward(queries, keys, values, mask, kept, rate, bias)[0]
 
@@ -37,7 +40,7 @@ def _attention_forward(queries: jax.Array, keys: jax.Array, values: jax.Array,
     scores_RHTS = product(queries, keys)
     if bias is not None:
         scores_RHTS += bias
-    if mask is not None:  # a sum equals MASKED too, and XLA's CPU backend fuses it
+    if mask is not None:  # a score + MASKED is MASKED in float32, and XLA's CPU backend fuses sums
         scores_RHTS += jnp.where(mask, 0.0, MASKED)
     weights_RHTS = jax.nn.softmax(scores_RHTS, axis=-1).astype(values.dtype)
     context_RHTC = product(dropped(weights_RHTS, kept, rate), values).astype(values.dtype)
@@ -47,17 +50,18 @@ def _attention_forward(queries: jax.Array, keys: jax.Array, values: jax.Array,
 def _attention_backward(rate: float, residuals: tuple, grad: jax.Array) -> tuple:
     queries, keys, values, mask, kept, weights_RHTS, bias = residuals
     dtype = values.dtype
-    # Weights of what is masked are 0, and so are gradients there, but in rows where all is masked.
-    seen = grad if mask is None else jnp.where(mask.any(axis=-1, keepdims=True), grad, 0)
-    weights_grad = dropped(product(seen, transposed(values)), kept, rate)
+    # A masked score has weight 0 and therefore gradient 0, except where a row is masked as a whole
+    # and its weights are uniform: such rows get their gradient 0 here.
+    allowed_grad = grad if mask is None else jnp.where(mask.any(axis=-1, keepdims=True), grad, 0)
+    weights_grad = dropped(product(allowed_grad, transposed(values)), kept, rate)
     scores_grad = weights_RHTS * (
         weights_grad - jnp.sum(weights_RHTS * weights_grad, axis=-1, keepdims=True))
     bias_grad = None
     if bias is not None:
-        alike = [axis for axis in range(4) if bias.shape[axis] < scores_grad.shape[axis]]
-        bias_grad = scores_grad.sum(axis=alike, keepdims=True, dtype=bias.dtype)
+        broadcast = [axis for axis in range(4) if bias.shape[axis] < scores_grad.shape[axis]]
+        bias_grad = scores_grad.sum(axis=broadcast, keepdims=True, dtype=bias.dtype)
     scores_grad = scores_grad.astype(dtype)
-    # Transposed like this, the products never need [R, H, T, S] transposed in memory.
+    # These forms of the products never transpose [R, H, T, S] in memory.
     values_grad = product(transposed(grad), dropped(weights_RHTS, kept, rate)).astype(dtype)
     return (product(scores_grad, transposed(keys)).astype(dtype),
             product(transposed(queries), scores_grad).astype(dtype),
@@ -69,8 +73,10 @@ attention.defvjp(_attention_forward, _attention_backward)
 
 def attended(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array | None
              ) -> jax.Array:
-    """How much of its output an attention takes from each source token, float32[R, T, S]: weight
-    times norm of the value, averaged over heads. It has no gradient. Arguments as of `attention`.
+    """How much each source token contributes to the output of an attention, float32[R, T, S].
+
+    This is the attention weight times the norm of the value, averaged over heads; it has no
+    gradient. The arguments are those of `attention`.
     """
     queries, keys, values = jax.lax.stop_gradient((queries, keys, values))
     scores_RHTS = product(queries, keys)
@@ -81,30 +87,33 @@ def attended(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.A
 
 
 class KeysValues(NamedTuple):
-    """What attention reads: one matrix per head, as products with them read it."""
+    """Keys and values, one matrix per head, laid out as the products of attention read them."""
 
     keys: jax.Array  # dtype[R, H, C, S]
     values: jax.Array  # dtype[R, H, S, C]
 
     def with_tokens(self, now: "KeysValues", position: jax.Array) -> "KeysValues":
-        """With those of one position's M tokens in their place, the M at position * M."""
+        """These, with the M tokens `now` of one position written from place position * M on."""
         count = now.values.shape[2]
         return KeysValues(*(
-            jax.lax.dynamic_update_slice_in_dim(room, latest, position * count, axis)
-            for room, latest, axis in zip(self, now, (3, 2), strict=True)))
+            jax.lax.dynamic_update_slice_in_dim(cache, new, position * count, axis)
+            for cache, new, axis in zip(self, now, (3, 2), strict=True)))
 
 
 class Source(NamedTuple):
     """What a generator keeps of the sources that it has read."""
 
-    layers: tuple[KeysValues, ...]  # of every layer of the decoder
-    mask: jax.Array  # bool[R, S], where there are tokens
+    layers: tuple[KeysValues, ...]  # one for every layer of the decoder
+    mask: jax.Array  # bool[R, S], True where there are tokens
     begin: jax.Array | None = None  # int32[R], the first target's position; None = 0
 
 
 class Attention(nn.Module):
-    """Multi-head attention. C is `head_size`, or the width divided by the heads; queries are scaled
-    by C ** -0.5, or, where they are not, their kernels are initialised so.
+    """Multi-head attention.
+
+    A head has the width C = `head_size`, or `width` divided by `heads` where that is 0. `scaled`
+    queries are multiplied by C ** -0.5; otherwise their kernel is initialised smaller by this
+    factor, as in T5. `fused`: a kernel of `fused_attention` is used where there is one.
 
     `keys_values` and `attend` are separate so that decoding can keep keys and values in a cache.
     """
@@ -140,7 +149,7 @@ class Attention(nn.Module):
         return heads.swapaxes(-2, -3)  # -> [R, H, S, C]
 
     def keys_values(self, x: jax.Array, packing: Packing | None = None) -> KeysValues:
-        """Those of [R, S, D], or of packed [B, N, D]."""
+        """Keys and values of x [R, S, D], or of packed x [B, N, D]."""
         return KeysValues(self._split(self.key(x), packing).swapaxes(-1, -2),
                           self._split(self.value(x), packing))
 
@@ -151,9 +160,12 @@ class Attention(nn.Module):
 
         Args:
           mask: bool, broadcastable to [R, H, T, S], True where attention is allowed; None = all.
-          bias: float32, likewise, added to the scores; None = 0.
-          packing: x is packed, [B, N, D], and so is the result.
+          bias: float32, broadcastable to [R, H, T, S], added to the scores; None = 0.
+          packing: how x is packed, which is then [B, N, D], as the result is; None = not packed.
           lengths: as for `fused_attention`.
+
+        Returns:
+          dtype[R, T, D].
         """
         queries_RHTC = self._split(self.query(x), packing)
         if self.scaled:
@@ -161,7 +173,7 @@ class Attention(nn.Module):
         if bias is None and self.is_mutable_collection(ATTENDED):
             self.sow(ATTENDED, "attended", attended(queries_RHTC, keys, values, mask))
         context_RTD = None
-        # Kernels drop no weights, and take no bias.
+        # The kernels have no dropout and no bias.
         if self.fused and bias is None and (deterministic or not self.dropout):
             context_RTD = fused_attention(queries_RHTC, keys, values, mask, lengths)
         if context_RTD is None:
@@ -182,7 +194,7 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array, source: jax.Array, mask: jax.Array | None,
                  deterministic: bool, bias: jax.Array | None = None,
                  packing: Packing | None = None) -> jax.Array:
-        """`attend` of x to the `keys_values` of `source`, which are packed alike."""
+        """Attends from x to `source`; `packing` is that of both."""
         lengths = None if packing is None else packing.lengths
         keys, values = self.keys_values(source, packing)
         return self.attend(x, keys, values, mask, deterministic, bias, packing, lengths)

@@ -1,5 +1,7 @@
-"""BART (Lewis et al. 2019, arXiv 1910.13461) as released: post-LayerNorm, learned positions with
-an offset of 2, LayerNorm after the embeddings, output tied to the embeddings plus a bias.
+"""BART (Lewis et al. 2019, arXiv 1910.13461), as in the released checkpoints.
+
+LayerNorm follows each part of a layer and the embeddings; positions are learned and have an offset
+of 2; the output layer is the table of the embeddings, plus a bias.
 """
 
 import functools
@@ -25,7 +27,8 @@ POSITION_OFFSET = 2  # row p + 2 of the table belongs to position p
 class ClassificationHead(nn.Module):
     """Logits float32[..., Y] of Y classes from states [..., D], with a tanh layer of width D.
 
-    Differs from HF: the dropout rate is the generator's (classifier_dropout there, 0 as released).
+    Differs from Hugging Face: the dropout rate is the generator's; there it is
+    `classifier_dropout`, which is 0 as released.
     """
 
     config: BartConfig
@@ -41,18 +44,18 @@ class ClassificationHead(nn.Module):
 
 
 def _first(table: jax.Array, length: int) -> jax.Array:
-    """Rows [length, D] of a position table, of the first positions."""
+    """Rows [length, D] of a position table for the positions from 0 on."""
     return table[POSITION_OFFSET : POSITION_OFFSET + length]
 
 
 def _at(table: jax.Array, positions: jax.Array) -> jax.Array:
-    """Rows [B, N, D] of a position table, of positions int32[B, N]."""
+    """Rows [B, N, D] of a position table for positions int32[B, N]."""
     whole = constrain(table, "positions", name="position table")
     return constrain(whole[positions + POSITION_OFFSET], "batch", name="positions")
 
 
 class Bart(encoder_decoder.EncoderDecoder):
-    """Encoder and decoder with one embedding table."""
+    """Encoder and decoder, which share the table of token embeddings."""
 
     packs = True
     config: BartConfig
@@ -78,9 +81,11 @@ class Bart(encoder_decoder.EncoderDecoder):
 
     def embed(self, ids: jax.Array, positions: jax.Array, norm: nn.Module, deterministic: bool
                ) -> jax.Array:
+        """The first layer's input [R, N, D] from ids [R, N] and the rows of their positions,
+        [N, D] or [R, N, D]."""
         scale = self.config.width**0.5 if self.config.scale_embedding else 1.0
         positions = positions if positions.ndim == 3 else positions[None]
-        rows = look_up(self.embedding, ids).astype(jnp.float32)  # a scale in bfloat16 is rounded
+        rows = look_up(self.embedding, ids).astype(jnp.float32)  # bfloat16 would round the scale
         x = norm(rows * scale + positions)
         return self.drop(x, deterministic=deterministic)
 

@@ -1,7 +1,7 @@
-"""BERT (Devlin et al. 2019), as in the released checkpoints: post-LayerNorm, exact GELU.
+"""BERT (Devlin et al. 2019), as in the released checkpoints: LayerNorm after each part, exact GELU.
 
-RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2019) compute the same, but count positions
-from another number.
+RoBERTa (Liu et al. 2019) and XLM-R (Conneau et al. 2019) are the same network, whose positions
+begin at another number.
 """
 
 import functools
@@ -26,7 +26,7 @@ from rag_jax.models.stack import Stack
 
 def parts(config: BertConfig | BartConfig, heads: int, mlp_width: int,
           activation_dropout: float | None = None) -> Parts:
-    """Those of BERT, and of BART's encoder and decoder. A rate of dropout that is None is 0."""
+    """The parts of BERT's layers, and of BART's. A dropout rate of None means 0."""
     c, dtype = config, jnp.dtype(config.dtype)
     return Parts(functools.partial(Attention, heads, c.width, c.attention_dropout or 0.0,
                                    dtype, c.init_std, c.fused_attention),
@@ -36,13 +36,14 @@ def parts(config: BertConfig | BartConfig, heads: int, mlp_width: int,
 
 
 class Bert(nn.Module):
-    """Token ids to hidden states.
+    """Token ids to hidden states dtype[R, L, D].
 
-    __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None, deterministic, rows)
-    returns dtype[R, L, D]. Positions follow each other from `config.first_position` on, whatever
-    the mask; None = all token types 0.
-    `rows` asks for the states of the first so many positions only, dtype[R, rows, D]: the last
-    layer then computes no others.
+    __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None, deterministic, rows):
+      token_types: None = all 0.
+      rows: only the states of the first `rows` positions are returned, dtype[R, rows, D], and the
+        last layer computes no others; None = all.
+
+    Positions are counted from `config.first_position` on, whatever the mask.
     """
 
     config: BertConfig

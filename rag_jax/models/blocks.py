@@ -1,4 +1,4 @@
-"""A layer of an encoder and one of a decoder, out of the parts of each family."""
+"""The layers of encoders and decoders, made of the parts that each family of models has."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,9 +15,11 @@ from rag_jax.parallel import constrain
 class Parts(NamedTuple):
     """What the layers of a family are made of.
 
-    attention, mlp, norm: make a module each.
-    dropout: of what attention and feed-forward give.
-    before: x + part(norm(x)), as T5 has it; else norm(x + part(x)), as BERT and BART.
+    Attributes:
+      attention, mlp, norm: functions that make one module each.
+      dropout: the rate at which results of attention and feed-forward are dropped.
+      before: norms come first, x + part(norm(x)), as in T5; otherwise last, norm(x + part(x)), as
+        in BERT and BART.
     """
 
     attention: Callable[..., nn.Module]
@@ -27,16 +29,16 @@ class Parts(NamedTuple):
     before: bool
 
     def read(self, norm: nn.Module, x: jax.Array) -> jax.Array:
-        """What a part reads."""
+        """The input of a part."""
         return norm(x) if self.before else x
 
     def added(self, norm: nn.Module, x: jax.Array, result: jax.Array) -> jax.Array:
-        """What follows a part, with its result."""
+        """The residual connection after a part, from its result."""
         return x + result if self.before else norm(x + result)
 
 
 class EncoderLayer(nn.Module):
-    """Attention and feed-forward; `rows` asks for the first so many positions alone."""
+    """Self-attention and feed-forward, of the first `rows` positions only; None = of all."""
 
     parts: Parts
 
@@ -46,11 +48,12 @@ class EncoderLayer(nn.Module):
                  ) -> jax.Array:
         parts, drop = self.parts, Dropout(self.parts.dropout)
         norm = parts.norm(name="attention_norm")
-        asked = y = parts.read(norm, x)
+        source = queries = parts.read(norm, x)
         if rows is not None:
-            asked = constrain(y[:, :rows], "batch", name="asked positions")
-            x = x[:, :rows] if parts.before else asked
-        attended = parts.attention(name="attention")(asked, y, mask, deterministic, bias, packing)
+            queries = constrain(source[:, :rows], "batch", name="asked positions")
+            x = x[:, :rows] if parts.before else queries
+        attended = parts.attention(name="attention")(
+            queries, source, mask, deterministic, bias, packing)
         x = parts.added(norm, x, drop(attended, deterministic=deterministic))
         norm = parts.norm(name="mlp_norm")
         fed = parts.mlp(name="mlp")(parts.read(norm, x), deterministic)
@@ -69,19 +72,19 @@ class DecoderLayer(nn.Module):
         self.mlp, self.drop = parts.mlp(), Dropout(parts.dropout)
 
     def cached(self, x: jax.Array, packing: Packing | None = None) -> KeysValues:
-        """Keys and values by which later tokens attend to x [R, T, D], or packed [B, N, D]."""
+        """Keys and values of self-attention for x [R, T, D], or packed [B, N, D]."""
         return self.self_attention.keys_values(self.parts.read(self.self_norm, x), packing)
 
     def attend(self, x: jax.Array, past: KeysValues, mask: jax.Array, bias: jax.Array | None,
                deterministic: bool, packing: Packing | None = None) -> jax.Array:
-        """The result of self-attention, from x [R, T, D], or packed, over `past`."""
+        """The result of self-attention from x [R, T, D], or packed [B, N, D], over `past`."""
         return self.self_attention.attend(
             self.parts.read(self.self_norm, x), *past, mask, deterministic, bias, packing)
 
     def after_self(self, x: jax.Array, attended: jax.Array, source: KeysValues,
                    source_mask: jax.Array, deterministic: bool, packing: Packing | None = None
                    ) -> jax.Array:
-        """All that follows self-attention, whose result is `attended` [R, T, D], or packed."""
+        """What follows self-attention, from x and its result `attended` [R, T, D], or packed."""
         x = self.parts.added(self.self_norm, x, self.drop(attended, deterministic=deterministic))
         crossed = self.cross_attention.attend(
             self.parts.read(self.cross_norm, x), *source, source_mask, deterministic,

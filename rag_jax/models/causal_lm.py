@@ -1,13 +1,15 @@
-"""Decoder-only language models as generators: Llama, Qwen, Gemma and their kin, by one module.
+"""Decoder-only language models as generators: Llama, Qwen, Gemma and similar ones, in one module.
 
-All have RMSNorm before or after each part, rotary positions, attention with fewer heads of keys and
-values than of queries, and a gated feed-forward, without biases; VARIANTS is what each has beside
-that, and `config.CausalConfig` has the numbers. A source is a prompt without its last token (see
-`generator`): it is read once, and what is kept of it are the keys, turned to their positions, and
-the values of every layer.
+All have RMSNorm before or after each part, rotary positions, grouped-query attention and a gated
+feed-forward, without biases. `VARIANTS` says what else each has, and `config.CausalConfig` has the
+numbers. A source is a prompt without its last token (see `generator`). It is read once, and kept of
+it are the values of every layer and the keys, rotated by their positions.
 
-Two kinds of layers: global ones see all that came before, local ones the last `window` tokens, and
-may have rotary positions of their own. What they share stands side by side, global first.
+There are two kinds of layers. Global ones attend to all earlier tokens; local ones to the last
+`window`, and they may have a rotation of their own. Lists and arrays with an entry for each kind
+have the global one first.
+
+In shapes, G is the number of heads of keys and values, and in those of `Part`, P that of places.
 """
 
 import functools
@@ -31,7 +33,7 @@ from rag_jax.models.stack import Stack
 
 
 class Variant(NamedTuple):
-    """What a variant has beside what all have."""
+    """What a variant has besides what all of them have."""
 
     biases: bool = False  # of queries, keys and values
     head_norms: bool = False  # RMSNorm of queries and keys, head by head
@@ -53,22 +55,22 @@ VARIANTS = {
 
 
 def frequencies(config: CausalConfig, local: bool = False) -> tuple[np.ndarray, float]:
-    """By what angle float32[C / 2] each pair of numbers turns from one position to the next, and
-    the factor of queries and keys (1, but of yarn).
+    """The rotary frequencies float32[C / 2], in radians per position, by which pairs of numbers
+    are rotated, and the factor of queries and keys, which is 1 for all types but yarn.
 
     Sources: Su et al. 2021 (arXiv 2104.09864); yarn: Peng et al. 2023 (arXiv 2309.00071); llama3:
     the models of that name, as transformers computes it.
     """
     c, pairs = config, np.arange(config.head_size // 2)
     theta = c.rope_local_theta or c.rope_theta if local else c.rope_theta
-    turning, factor = theta ** (-pairs / len(pairs)), 1.0
+    unscaled, factor = theta ** (-pairs / len(pairs)), 1.0
     if c.rope_type == "default" or local and c.rope_local_theta:
-        return turning.astype(np.float32), factor
-    scaled = turning / c.rope_factor
+        return unscaled.astype(np.float32), factor
+    scaled = unscaled / c.rope_factor
     if c.rope_type == "linear":
-        kept = np.zeros(len(pairs))
+        kept = np.zeros(len(pairs))  # how much of each frequency stays unscaled
     elif c.rope_type == "llama3":
-        turns = c.rope_positions * turning / (2 * np.pi)
+        turns = c.rope_positions * unscaled / (2 * np.pi)
         kept = np.clip((turns - c.rope_low) / (c.rope_high - c.rope_low), 0, 1)
     else:
         first, last = (len(pairs) * math.log(c.rope_positions / (turns * 2 * math.pi))
@@ -76,11 +78,11 @@ def frequencies(config: CausalConfig, local: bool = False) -> tuple[np.ndarray, 
         first, last = max(math.floor(first), 0), min(math.ceil(last), c.head_size - 1)
         kept = 1 - np.clip((pairs - first) / max(last - first, 0.001), 0, 1)
         factor = 0.1 * math.log(c.rope_factor) + 1 if c.rope_factor > 1 else 1.0
-    return (kept * turning + (1 - kept) * scaled).astype(np.float32), factor
+    return (kept * unscaled + (1 - kept) * scaled).astype(np.float32), factor
 
 
 def turned(x: jax.Array, angles: jax.Array) -> jax.Array:
-    """x [R, N, H, C] turned by `angles` float32[2, R, N, C / 2], their cosines and sines."""
+    """x [R, N, H, C] rotated by angles whose cosines and sines are float32[2, R, N, C / 2]."""
     cosine, sine = angles[:, :, :, None]
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine],
@@ -88,7 +90,7 @@ def turned(x: jax.Array, angles: jax.Array) -> jax.Array:
 
 
 class Part(NamedTuple):
-    """Some of what is attended to: P places."""
+    """Keys and values at P of the places that are attended to."""
 
     kept: KeysValues  # [R, G, C, P] and [R, G, P, C]
     mask: jax.Array  # bool[R or 1, 1, N or 1, P], True where attention is allowed
@@ -97,8 +99,8 @@ class Part(NamedTuple):
 def grouped_attention(queries: jax.Array, parts: Sequence[Part], cap: float) -> jax.Array:
     """Context [R, N, H * C] of scaled queries [R, H, N, C] over all parts together.
 
-    Each of the G heads of keys and values serves H / G heads of queries, which stand one after the
-    other, and whose rows are one matrix.
+    Each of the G heads of keys and values serves H / G successive heads of queries, whose rows are
+    multiplied as one matrix. cap: of the scores, as for `layers.capped`.
     """
     rows, heads, count, size = queries.shape
     groups = parts[0].kept.keys.shape[1]
@@ -118,7 +120,7 @@ def grouped_attention(queries: jax.Array, parts: Sequence[Part], cap: float) -> 
 
 
 class Layer(nn.Module):
-    """x = x + attention(norm(x)); x = x + feed_forward(norm(x)). Norms by `Variant`."""
+    """x = x + attention(norm(x)); x = x + feed_forward(norm(x)). `Variant` says where norms are."""
 
     config: CausalConfig
 
@@ -145,7 +147,8 @@ class Layer(nn.Module):
             self.attended_norm, self.fed_norm = norm(), norm()
 
     def project(self, x: jax.Array, angles: jax.Array) -> tuple[jax.Array, KeysValues]:
-        """Scaled queries [R, H, N, C], and keys and values, of x [R, N, D] at its positions."""
+        """Scaled queries [R, H, N, C], and keys and values, of x [R, N, D]; angles: as in
+        `turned`."""
         c, has = self.config, VARIANTS[self.config.variant]
         x = self.attention_norm(x) if has.before else x
         queries, keys, values = self.query(x), self.key(x), self.value(x)
@@ -172,18 +175,18 @@ class Layer(nn.Module):
 
     def __call__(self, x: jax.Array, angles: jax.Array, masks: jax.Array, kind: jax.Array | int,
                  *, deterministic: bool) -> jax.Array:
-        """kind: which of the angles and masks are this layer's; 0 = global, 1 = local."""
+        """kind: the index of this layer's angles and masks; 0 = global, 1 = local."""
         del deterministic
         queries, own = self.project(x, angles[kind])
         return self.finish(x, queries, [Part(own, masks[kind])])
 
 
-# All layers are traced as one, but for those that the configuration makes others.
+# Under jit, layers with equal shapes and configurations are traced once.
 _project, _finish = nn.jit(Layer.project), nn.jit(Layer.finish)
 
 
 class CausalLM(nn.Module):
-    """`generator.Generator` of the decoder-only kind."""
+    """A `generator.Generator` of the decoder-only kind, whose methods are described there."""
 
     config: CausalConfig
 
@@ -198,24 +201,27 @@ class CausalLM(nn.Module):
         self.norm = RmsNorm(c.layer_norm_eps, jnp.dtype(c.dtype), float(gemma))
 
     def embed(self, ids: jax.Array) -> jax.Array:
-        """The first layer's input dtype[R, N, D] of ids [R, N]; Gemma's scale is rounded to the
-        dtype, as in transformers, whichever dtype the table is kept in."""
+        """The first layer's input dtype[R, N, D] of ids [R, N].
+
+        Whatever the dtype of the table, Gemma's scale is rounded to `dtype`, as in transformers.
+        """
         c = self.config
         x = look_up(self.embedding, ids).astype(c.dtype)
         return x * c.width**0.5 if VARIANTS[c.variant].gemma else x
 
     def angles(self, positions: jax.Array) -> list[jax.Array]:
-        """float32[2, R, N, C / 2] for `turned` at positions int32[R, N], for each kind of layer."""
-        found = []
+        """For each kind of layer, what `turned` takes at positions int32[R, N]: float32[2, R, N,
+        C / 2]."""
+        result = []
         for local in (False, True)[: self.kinds]:
-            turning, factor = frequencies(self.config, local)
-            turns = positions[..., None].astype(jnp.float32) * turning[None, None]
-            found.append(factor * jnp.stack([jnp.cos(turns), jnp.sin(turns)]))
-        return found
+            rates, factor = frequencies(self.config, local)
+            radians = positions[..., None].astype(jnp.float32) * rates[None, None]
+            result.append(factor * jnp.stack([jnp.cos(radians), jnp.sin(radians)]))
+        return result
 
     def masks(self, allowed: jax.Array, distance: jax.Array) -> list[jax.Array]:
-        """What each kind of layer may see of what is allowed, `distance` tokens back: both can be
-        broadcast to [R, 1, N, P]."""
+        """For each kind of layer, a mask broadcastable to [R, 1, N, P]: `allowed`, and in local
+        layers a `distance` of fewer positions than the window."""
         near = distance < self.config.window
         return [allowed, allowed & near][: self.kinds]
 
@@ -268,33 +274,34 @@ class CausalLM(nn.Module):
              past: tuple[KeysValues, ...], own: jax.Array
              ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         count = tokens.shape[1]
-        places = jnp.arange(own.shape[-1]) // count  # of the past
+        places = jnp.arange(own.shape[-1]) // count  # the step of each place of the past
         masks = self.masks(own, position - places[None, None, None])
 
         def remember(layer: int, now: KeysValues) -> KeysValues:
             return past[layer].with_tokens(now, position)
 
-        return self._about(source, tokens, jnp.broadcast_to(position, (count,)), masks, remember)
+        return self._continued(
+            source, tokens, jnp.broadcast_to(position, (count,)), masks, remember)
 
     def forced(self, source: Source, inputs: jax.Array) -> jax.Array:
         rows, answers, length = inputs.shape
         places, answer = np.tile(np.arange(length), answers), np.repeat(np.arange(answers), length)
         back = (places[:, None] - places)[None, None]
         same = (answer[:, None] == answer)[None, None]
-        states, _ = self._about(source, inputs.reshape(rows, -1), jnp.asarray(places),
+        states, _ = self._continued(source, inputs.reshape(rows, -1), jnp.asarray(places),
                                 self.masks((back >= 0) & same, back), lambda layer, now: now)
         return states.reshape(rows * answers, length, -1)
 
-    def _about(self, source: Source, tokens: jax.Array, places: jax.Array, own: list[jax.Array],
+    def _continued(self, source: Source, tokens: jax.Array, places: jax.Array, own: list[jax.Array],
                remember: Callable[[int, KeysValues], KeysValues]
                ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """States of tokens int32[R, N], and what each layer keeps of them.
+        """States of tokens int32[R, N] that continue a source, and each layer's keys and values.
 
         Args:
-          source: what they continue.
-          places: int32[N], how many tokens after the source's end.
-          own: masks of what they see of one another and of `remember`.
-          remember: (number of a layer, keys and values of the tokens) -> these with earlier ones.
+          places: int32[N], how many positions after the first target's each token is.
+          own: for each kind of layer, the mask between the tokens and what `remember` returns.
+          remember: (number of a layer, keys and values of the tokens) -> the same with those of
+            earlier tokens.
         """
         positions = source.begin[:, None] + places[None]  # -> [R, N]
         seen = source.mask[:, None, None]
@@ -315,17 +322,17 @@ class CausalLM(nn.Module):
 
 
 def _begin(mask: jax.Array) -> jax.Array:
-    """The first target's position int32[R] after passages with tokens where mask [R, P, S] says:
-    after the longest."""
+    """The first target's position int32[R], which follows the longest of the P passages whose
+    tokens are where mask [R, P, S] is True."""
     return mask.sum(axis=-1, dtype=jnp.int32).max(axis=-1)
 
 
 def _followed(before: jax.Array, now: jax.Array, begin: jax.Array, axis: int) -> jax.Array:
-    """`before` with room for `now`, and in each row that from place `begin` int32[R] on: a place
-    along the axis is then a position."""
-    room = jnp.concatenate([before, jnp.zeros_like(now)], axis)
+    """`before`, and `now` behind it from place `begin` int32[R] of each row on, so that places
+    along the axis are positions."""
+    longer = jnp.concatenate([before, jnp.zeros_like(now)], axis)
     return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(
-        room, now, begin)
+        longer, now, begin)
 
 
 def _side_by_side(kept: KeysValues, passages: int) -> KeysValues:

@@ -1,7 +1,7 @@
-"""A cross-encoder: BERT reads a question and a passage together, and says how well they fit.
+"""A cross-encoder: BERT reads a question and a passage together and scores how well they match.
 
 Source: Nogueira & Cho 2019, "Passage Re-ranking with BERT" (arXiv 1901.04085), with one output, as
-sentence-transformers' cross-encoders and BGE's rerankers have it.
+in sentence-transformers' cross-encoders and BGE's rerankers.
 """
 
 import flax.linen as nn
@@ -14,10 +14,10 @@ from rag_jax.models.products import Linear
 
 
 class CrossEncoder(nn.Module):
-    """Logits float32[R] of R pairs: out(tanh(dense([CLS]))).
+    """Logits float32[R] of R pairs: out(tanh(dense(state of [CLS]))).
 
-    __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None). BERT calls the dense
-    layer its pooler, RoBERTa a part of its classification head; they compute the same.
+    __call__(ids int32[R, L], mask bool[R, L], token_types int32[R, L] | None). The dense layer is
+    BERT's pooler; RoBERTa has the same as a part of its classification head.
     """
 
     config: BertConfig

@@ -1,8 +1,8 @@
-"""Encoders: from the states of BERT to one vector for each text.
+"""Encoders, which make one vector of each text from BERT's states.
 
-DPR's towers (Karpukhin et al. 2020, arXiv 2004.04906) take the state of [CLS] and may project it;
-sentence encoders (Reimers & Gurevych 2019, arXiv 1908.10084) mostly take the mean of all states,
-and may scale vectors to length 1.
+DPR's towers (Karpukhin et al. 2020, arXiv 2004.04906) take the state of [CLS] and may project it.
+Most sentence encoders (Reimers & Gurevych 2019, arXiv 1908.10084) take the mean of all states, and
+some scale vectors to length 1.
 """
 
 import flax.linen as nn
@@ -16,12 +16,11 @@ from rag_jax.models.products import Linear
 
 
 class DprEncoder(nn.Module):
-    """Query or document tower: float32[R, E] = projection(pooled states of BERT), as
-    `config.pooling`, `projection` and `normalize` say.
+    """Query or document encoder: float32[R, E] from ids int32[R, L] and mask bool[R, L].
 
-    E is `config.projection`, or D without a projection (0). The query and document encoder are
-    two instances with parameters of their own. There is no pooler (dense + tanh), as in the
-    released DPR checkpoints.
+    `config.pooling`, `projection` and `normalize` say how; E is the width D where `projection` is
+    0. The query and the document encoder are two instances with parameters of their own. As in the
+    released DPR checkpoints, there is no pooler (dense + tanh).
     """
 
     config: BertConfig
@@ -30,7 +29,7 @@ class DprEncoder(nn.Module):
     def __call__(self, ids: jax.Array, mask: jax.Array, token_types: jax.Array | None = None,
                  deterministic: bool = True) -> jax.Array:
         c = self.config
-        rows = None if c.pooling == "mean" else 1  # the last layer computes no more than is read
+        rows = None if c.pooling == "mean" else 1  # of [CLS] alone
         body = ModernBert if c.model_type == "modernbert" else Bert
         states = body(c, name="bert")(ids, mask, token_types, deterministic, rows=rows)
         vectors = states[:, 0] if rows else _mean(states, mask)
@@ -46,6 +45,6 @@ class DprEncoder(nn.Module):
 
 
 def _mean(states: jax.Array, mask: jax.Array) -> jax.Array:
-    """The mean float32[R, D] of states [R, L, D] where mask [R, L] is True."""
+    """The mean float32[R, D] of the states [R, L, D] where mask [R, L] is True."""
     counts = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
     return jnp.where(mask[..., None], states, 0).sum(axis=1, dtype=jnp.float32) / counts

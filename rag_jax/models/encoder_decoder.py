@@ -1,8 +1,7 @@
-"""What generators with an encoder and a decoder have in common: `generator.Generator` out of the
-parts of each family.
+"""What generators with an encoder and a decoder share: the methods of `generator.Generator`.
 
-The encoder reads each passage alone; what is kept of it are the keys and values that each layer of
-the decoder attends to.
+The encoder reads each passage alone. Kept of it are, for each layer of the decoder, the keys and
+values of cross-attention.
 """
 
 import flax.linen as nn
@@ -17,7 +16,7 @@ from rag_jax.models.packing import Packing
 def _grow(layer: nn.Module, x: jax.Array, source: KeysValues, source_mask: jax.Array,
           past: KeysValues, position: jax.Array, own: jax.Array, bias: jax.Array | None
           ) -> tuple[jax.Array, KeysValues]:
-    """A layer's states of one more token, and its past with that; all layers are traced as one."""
+    """A layer's states of one more token, and its past with that token; traced once for all."""
     past = past.with_tokens(layer.cached(x), position)
     attended = layer.attend(x, past, own, bias, True)
     return layer.after_self(x, attended, source, source_mask, True), past
@@ -26,52 +25,54 @@ def _grow(layer: nn.Module, x: jax.Array, source: KeysValues, source_mask: jax.A
 @nn.jit
 def _force(layer: nn.Module, x: jax.Array, source: KeysValues, source_mask: jax.Array,
            causal: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """A layer's states of several answers [R * A, T, D] to each of R sources."""
+    """A layer's states [R * A, T, D] of A answers to each of R sources; traced once for all."""
     attended = layer.attend(x, layer.cached(x), causal, bias, True)
-    together = (len(source_mask), -1, x.shape[-1])
-    return layer.after_self(x.reshape(together), attended.reshape(together), source, source_mask,
+    by_source = (len(source_mask), -1, x.shape[-1])  # [R, A * T, D]
+    return layer.after_self(x.reshape(by_source), attended.reshape(by_source), source, source_mask,
                             True).reshape(x.shape)
 
 
 class EncoderDecoder(nn.Module):
-    """A family's module sets up `decoder`, a stack of its `DecoderLayer`, and has
+    """The base class of a family's module.
 
-      encode(ids int32[R, S], mask bool[R, S], deterministic) -> dtype[R, S, D]; where it `packs`,
-        also with a `Packing` of them -> dtype[B, N, D]
+    The module sets up `decoder`, a `Stack` of `DecoderLayer`, and has these methods:
+
+      encode(ids int32[R, S], mask bool[R, S], deterministic) -> dtype[R, S, D]; a module that
+        `packs` also takes a `Packing` of them, and then returns dtype[B, N, D]
       embed_targets(ids int32[R, T], position, deterministic) -> dtype[R, T, D], the decoder's input
-        at that position int32[], at those of int32[R, T], or at 0, 1, ... where it is None
+        at one position int32[], at positions int32[R, T], or, for None, at 0, 1, ...
       logits(states dtype[..., D]) -> float32[..., V]
 
-    and, where there is more than that, `self_bias` and `finish`.
+    It may override `self_bias` and `finish`.
     """
 
-    packs = False
+    packs = False  # whether `states` can leave out padding
 
     def self_bias(self, queries: jax.Array, keys: jax.Array) -> jax.Array | None:
-        """What is added to the decoder's scores of self-attention, float32[1, H, Q, S], from
-        positions int32[Q] to positions int32[S]; None = nothing."""
+        """The bias float32[1, H, Q, S] of the decoder's self-attention from positions int32[Q] to
+        positions int32[S]; None = 0."""
         return None
 
     def _causal(self, length: int) -> tuple[jax.Array, jax.Array | None]:
-        """Mask bool[1, 1, T, T] and bias with which tokens attend to those before them."""
+        """The mask bool[1, 1, T, T] and the bias of self-attention over T targets."""
         places = jnp.arange(length)
         return jnp.tril(jnp.ones((length, length), bool))[None, None], self.self_bias(
             places, places)
 
     def finish(self, x: jax.Array, deterministic: bool = True) -> jax.Array:
-        """The last layer's result as the output layer reads it."""
+        """The output layer's input, from the result of the last layer."""
         return x
 
     def decode(self, encoded: jax.Array, mask: jax.Array, inputs: jax.Array,
                deterministic: bool = True, sources: Packing | None = None,
                targets: Packing | None = None) -> jax.Array:
-        """Teacher-forced states dtype[R, T, D] from the encoder's and inputs [R, T]; of packed
-        targets dtype[B, N, D]."""
+        """Teacher-forced states dtype[R, T, D] from the encoder's states and inputs int32[R, T];
+        of packed targets dtype[B, N, D]."""
         length, positions = inputs.shape[1], None
         if targets is not None:
             inputs, positions = targets.ids(inputs), targets.places % length
         x = self.embed_targets(inputs, positions, deterministic)
-        if sources is not None:  # a row may have many inputs
+        if sources is not None:  # one row of targets may have several packed inputs
             sources = sources._replace(tokens=sources.tokens.reshape(mask.shape))
         x = self.decoder(x, encoded, mask[:, None, None, :], *self._causal(length), sources,
                          targets, deterministic=deterministic)
@@ -79,7 +80,7 @@ class EncoderDecoder(nn.Module):
 
     def _encode_documents(self, ids: jax.Array, mask: jax.Array, deterministic: bool
                           ) -> tuple[jax.Array, jax.Array]:
-        """States dtype[R, P*S, D] and mask bool[R, P*S], each passage of [R, P, S] by itself."""
+        """States dtype[R, P*S, D] and mask bool[R, P*S] of passages [R, P, S], each read alone."""
         passages = (-1, ids.shape[-1])
         states = self.encode(ids.reshape(passages), mask.reshape(passages), deterministic)
         return states.reshape(len(ids), -1, states.shape[-1]), mask.reshape(len(ids), -1)
@@ -107,7 +108,7 @@ class EncoderDecoder(nn.Module):
              past: tuple[KeysValues, ...], own: jax.Array
              ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         x = self.embed_targets(tokens, position)  # -> [R, M, D]
-        places = jnp.arange(own.shape[-1]) // tokens.shape[1]  # [T, M] as one axis
+        places = jnp.arange(own.shape[-1]) // tokens.shape[1]  # their steps; [T, M] is one axis
         bias = self.self_bias(position[None], places)
         mask, layers = source.mask[:, None, None, :], []
         for layer, cross, old in zip(self.decoder.loop(), source.layers, past, strict=True):

@@ -1,32 +1,33 @@
-"""What every family of generators gives, and the table of them.
+"""The methods that every family of generators has, and the table of families.
 
-A generator is asked for log p(y_t | source, y_<t), and that is all that marginals, searches and
-certificates see of it. It reads a source once and then goes token by token, with what it keeps of
-the tokens before as an explicit pytree that goes in and comes out. There are two kinds:
+Marginals, searches and certificates use a generator only for log p(y_t | source, y_<t). It reads a
+source once and then continues it token by token; what it keeps of earlier tokens is an explicit
+pytree, passed in and returned. There are two kinds of generators:
 
-  encoder-decoder: a source is what the encoder reads; of it, keys and values of every layer of the
-    decoder's cross-attention are kept.
-  decoder-only: a source is a prompt, and of it keys and values of every layer's self-attention;
-    targets continue the prompt. Rows are padded at the right, and `begin` says where each ends.
+  encoder-decoder: the encoder reads the source, and the keys and values of cross-attention in
+    every layer of the decoder are kept.
+  decoder-only: the source is a prompt, which targets continue, and the keys and values of
+    self-attention in every layer are kept. Rows are padded on the right; `Source.begin` says where
+    each one ends.
 
-The decoder's inputs of a target are [start, y_1, ..., y_{T-1}] (`rag.shift_right`). Of a
-decoder-only model, `start` is the last token of the prompt, the same for all; the source is the
-prompt without it.
+The decoder's inputs for a target are [start, y_1, ..., y_{T-1}] (`rag.shift_right`). For a
+decoder-only model, `start` is the last token of the prompt, which all prompts share; the source is
+the prompt without it.
 
-The hypotheses about a document stand side by side on the query axis of the attention and share its
-source. Their own past lies side by side, too, with place t * M + m for the token that stood at
-place m in step t, and a mask says which places are a hypothesis's own: a beam search moves no keys
-and values (`rag_jax.decoding.documents`).
+All hypotheses for a document share its source; they are side by side on the query axis of
+attention. Their own past is side by side, too: the token of hypothesis m in step t is at place
+t * M + m for good, and a mask says which places are in a hypothesis's own past. So a beam search
+moves no keys and values (`rag_jax.decoding.documents`).
 
-A family is: a configuration (`config.GENERATORS`), a module (`FAMILIES` below), and its names in
-checkpoints (`rag_jax/hub/names.toml`, `hub.names`, `hub.families`). Its parameters have the table
-of the output layer as "output", or "embedding" where that is the same, and a bias as
-"final_logits_bias", if any (`vocabulary.head`); a stack of layers is a `stack.Stack`; every
-parameter has logical axes that `parallel.RULES` knows. States are as the output layer reads them:
-after the last norm, and scaled if the family does so.
+A family consists of a configuration (`config.GENERATORS`), a module (`FAMILIES` below) and its
+names in checkpoints (`rag_jax/hub/names.toml`, `hub.names`, `hub.families`). In its parameters, the
+table of the output layer is "output", or "embedding" where the two are the same, and the bias, if
+any, "final_logits_bias" (`vocabulary.head`). A stack of layers is a `stack.Stack`, and every
+parameter has logical axes of `parallel.RULES`. States are the input of the output layer: they come
+after the last norm, and are scaled if the family scales them.
 
-Sizes: R documents, P passages of each (K in Fusion-in-Decoder, else 1), S tokens of a source, M
-hypotheses or A answers about each document, T tokens of them.
+Shapes: R documents, P passages of each (K in Fusion-in-Decoder, otherwise 1), S tokens of a source,
+M hypotheses or A answers for each document, T tokens of each of these.
 """
 
 from typing import Any, Protocol
@@ -46,7 +47,7 @@ from rag_jax.types import Params
 class Generator(Protocol):
     """The methods of a family's Linen module, which is made from its configuration alone.
 
-    `states` runs layers looped or scanned; `read`, `step` and `forced` the looped ones.
+    `states` runs both looped and scanned layers; `read`, `step` and `forced` only looped ones.
     """
 
     config: GeneratorConfig
@@ -54,52 +55,55 @@ class Generator(Protocol):
     def states(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
                deterministic: bool = True, places: jax.Array | None = None,
                target_places: jax.Array | None = None) -> jax.Array:
-        """Training: states dtype[R, T, D] where inputs int32[R, T] are forced, about passages
-        int32[R, P, S], each read by itself, whose tokens are where mask bool[R, P, S] is True.
+        """Teacher-forced states dtype[R, T, D], for training.
 
-        Both of these are given to a family that `packs` alone, which then computes no padding:
-        places: int32[B, N], `Packing.places` of the sources.
-        target_places: int32[G, N], those of the targets; the states are dtype[G, N, D] then.
+        Args:
+          ids: int32[R, P, S], passages, each of which is read alone.
+          mask: bool[R, P, S], True where they have tokens.
+          inputs: int32[R, T], the decoder's.
+          places: int32[B, N], `Packing.places` of the sources, so that no padding is computed; only
+            for a family that `packs`.
+          target_places: int32[G, N], those of the targets; the states are then dtype[G, N, D].
         """
 
     def read(self, ids: jax.Array, mask: jax.Array, before: Source | None = None) -> Source:
-        """What is kept of passages int32[R, P, S], each read by itself.
+        """What is kept of passages int32[R, P, S], each of which is read alone.
 
-        before: of a decoder-only model, what it has kept of the tokens before these: a source of
-          R * P documents of one passage each, whose S comes first in what is returned.
+        before: for decoder-only models, what was kept of the tokens before these: a source of R * P
+          documents of one passage each, whose places come first in the result.
         """
 
     def step(self, source: Source, tokens: jax.Array, position: jax.Array,
              past: tuple[KeysValues, ...], own: jax.Array
              ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """States dtype[R, M, D] of one token more of each hypothesis, and `past` with it.
+        """States dtype[R, M, D] of one more token of each hypothesis, and `past` with these tokens.
 
         Args:
-          tokens: int32[R, M], inputs at position int32[].
-          past: for each layer, keys and values at T * M places; those of this position are not
-            there yet (`KeysValues.with_tokens` puts them in).
-          own: bool[R, 1, M, T * M], the places that a hypothesis may see, its own at this position
-            among them.
+          tokens: int32[R, M], the inputs at this position.
+          position: int32[], counted from 0 at the first input of the targets.
+          past: for each layer, keys and values at T * M places, where those of this position are
+            still to be written (`KeysValues.with_tokens`).
+          own: bool[R, 1, M, T * M], the places of each hypothesis's own tokens, with this one.
         """
 
     def forced(self, source: Source, inputs: jax.Array) -> jax.Array:
-        """States dtype[R * A, T, D] where inputs int32[R, A, T] are forced about what was read."""
+        """Teacher-forced states dtype[R * A, T, D] of inputs int32[R, A, T] for a source."""
 
     def __call__(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
                  deterministic: bool = True) -> jax.Array:
-        """Logits float32[R, T, V] about one passage [R, S] each; initialisation goes through here.
-        """
+        """Logits float32[R, T, V] from one passage int32[R, S] each; parameters are initialised by
+        this method."""
 
 
 FAMILIES: dict[str, type[nn.Module]] = {"bart": Bart, "t5": T5, "causal": CausalLM}
 
 
-MATRICES = ("kernel", "embedding", "output")  # parameters that are read in `config.dtype`
+MATRICES = ("kernel", "embedding", "output")  # parameters that are used in `config.dtype`
 
 
 def in_dtype(params: Params, dtype: str) -> Params:
-    """A generator's matrices in the dtype in which they are multiplied, converted once instead of
-    every step."""
+    """A generator's parameters with its matrices in the dtype in which they are multiplied, so that
+    they are converted once and not in every step."""
     def convert(path: Any, leaf: jax.Array) -> jax.Array:
         if path[-1].key not in MATRICES or leaf.dtype == dtype:
             return leaf

@@ -1,5 +1,5 @@
-"""What Transformers are made of beside attention: embeddings, activations, norms, dropout and the
-feed-forward block.
+"""The parts of Transformers besides attention: embeddings, activations, norms, dropout and
+feed-forward.
 
 Statistics of norms are float32.
 """
@@ -22,9 +22,9 @@ embedding_init = nn.initializers.normal(stddev=0.02)
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """x Phi(x) exactly, not the tanh approximation; by erf in float32, as torch does.
+    """x Phi(x), not its tanh approximation, computed by erf in float32, as in torch.
 
-    XLA's CPU backend takes 2.4 times as long for erfc. The backward pass needs x alone.
+    XLA's CPU backend takes 2.4 times as long for erfc. The backward pass keeps only x.
     """
     wide = x.astype(jnp.float32)
     return (wide * _normal_cdf(wide)).astype(x.dtype)
@@ -39,7 +39,7 @@ def _gelu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
-    wide = jax.lax.optimization_barrier(x).astype(jnp.float32)  # keeps nothing of the forward pass
+    wide = jax.lax.optimization_barrier(x).astype(jnp.float32)  # or `wide` is kept
     density = jnp.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
     return ((grad * (_normal_cdf(wide) + wide * density)).astype(x.dtype),)
 
@@ -52,8 +52,8 @@ ACTIVATIONS: dict[str, Callable] = {"gelu": gelu, "gelu_new": jax.nn.gelu, "relu
 def sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
     """Initialiser for position tables: sinusoids of the scale of the other embeddings (std 0.02).
 
-    A shift of position is then a rotation from the first step on, which lets a small model that
-    is trained from scratch learn "the token before" in hundreds of steps instead of thousands.
+    A shift of position is then a rotation from the first step on, so that a small model trained
+    from scratch learns "the token before" in hundreds of steps instead of thousands.
     """
     del key
     positions, width = shape
@@ -73,35 +73,35 @@ def embedding_table(module: nn.Module, name: str, rows: int, width: int, rows_ax
 
 
 def capped(logits: jax.Array, cap: float) -> jax.Array:
-    """cap * tanh(logits / cap), which is between -cap and cap; 0 = as they are."""
+    """cap * tanh(logits / cap), which is between -cap and cap; for a cap of 0, the logits."""
     return cap * jnp.tanh(logits / cap) if cap else logits
 
 
 def look_up(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Rows [R, L, D] of a token table [V, D], which is gathered over fsdp first, not its rows."""
+    """Rows [R, L, D] of a token table [V, D]; the table, not the rows, is gathered over fsdp."""
     whole = constrain(table, "vocab", name="token table")
     if table.dtype == jnp.bfloat16:
-        # XLA's CPU backend looks up in float32, and would convert all of the table before a loop.
+        # XLA's CPU backend looks up in float32, and would convert the whole table before a loop.
         whole, ids = jax.lax.optimization_barrier((whole, ids))
     return constrain(whole[ids], "batch", name="embedded tokens")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def norm(x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilon: float) -> jax.Array:
-    """LayerNorm of [..., D] with scale and bias [D], in float32; without a bias RMSNorm, which
-    leaves the mean as it is. The backward pass keeps x in its own dtype alone."""
+    """float32 LayerNorm of x [..., D] with scale and bias [D]; for a bias of None, RMSNorm, which
+    does not subtract the mean. The backward pass keeps x in its own dtype only."""
     return _scaled(_normed(x, epsilon, bias is not None)[0], scale, bias)
 
 
 def _scaled(x: jax.Array, scale: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    first = range(x.ndim - 1)
-    x = x * jnp.expand_dims(scale, first)
-    return x if bias is None else x + jnp.expand_dims(bias, first)
+    leading = range(x.ndim - 1)
+    x = x * jnp.expand_dims(scale, leading)
+    return x if bias is None else x + jnp.expand_dims(bias, leading)
 
 
 def _normed(x: jax.Array, epsilon: float, centred: bool) -> tuple[jax.Array, jax.Array]:
-    """x, where it is `centred` with mean 0, with mean square 1, and by what it was divided,
-    inverted; float32."""
+    """x scaled to mean square 1, after its mean is subtracted if `centred`, and the factor of the
+    scaling; float32."""
     x = x.astype(jnp.float32)
     if centred:
         x = x - x.mean(axis=-1, keepdims=True)
@@ -116,10 +116,10 @@ def _norm_forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilo
 
 def _norm_backward(epsilon: float, kept: tuple[jax.Array | None, ...], grad: jax.Array
                    ) -> tuple[jax.Array | None, ...]:
-    x, scale, bias = jax.lax.optimization_barrier(kept)  # keeps nothing else of the forward pass
+    x, scale, bias = jax.lax.optimization_barrier(kept)  # or more is kept
     centred, shape = bias is not None, x.shape
-    # XLA's CPU backend divides a reduction over cores by its first axis alone: a matrix has rows.
-    # Heads, which may be split over devices, stay an axis.
+    # XLA's CPU backend divides a reduction among cores by its first axis alone: all rows become
+    # one axis. Heads may be split over devices, and stay an axis of their own.
     x, grad = (each.reshape(-1, *shape[min(2, len(shape) - 1):]) for each in (x, grad))
     rows = tuple(range(x.ndim - 1))
     normed, inverse = _normed(x, epsilon, centred)
@@ -128,7 +128,8 @@ def _norm_backward(epsilon: float, kept: tuple[jax.Array | None, ...], grad: jax
     if centred:
         scaled = scaled - scaled.mean(axis=-1, keepdims=True)
     x_grad = (inverse * (scaled - normed * along)).astype(x.dtype).reshape(shape)
-    # From 4,096 rows on it takes two to six times as long for both gradients from one `normed`.
+    # From 4,096 rows on, XLA's CPU backend takes two to six times as long where both gradients
+    # share one `normed`.
     if platform(x) == "cpu" and inverse.size >= 4096:
         normed, _ = _normed(jax.lax.optimization_barrier(x), epsilon, centred)
     scale_grad = jnp.sum(grad * normed, axis=rows).astype(scale.dtype)
@@ -140,7 +141,7 @@ norm.defvjp(_norm_forward, _norm_backward)
 
 
 class _NormParameters(nn.Module):
-    """float32[D] scale and bias."""
+    """Scale and bias float32[D]."""
 
     @nn.compact
     def __call__(self, width: int) -> tuple[jax.Array, jax.Array]:
@@ -163,7 +164,7 @@ class LayerNorm(nn.Module):
 
 
 class RmsNorm(nn.Module):
-    """x / root mean square of x, times (offset + scale): float32 inside, a result in `dtype`."""
+    """x / (root mean square of x) * (offset + scale), computed in float32, returned in `dtype`."""
 
     epsilon: float
     dtype: Any = jnp.float32
@@ -179,10 +180,10 @@ class RmsNorm(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Zeros with probability `rate`, the others divided by 1 - rate.
+    """Elements become 0 with probability `rate`; the others are divided by 1 - rate.
 
-    Differs from flax's: 16 random bits for each element instead of 32, which XLA's CPU backend
-    draws in a third of the time; the rate is exact to 2 ** -17.
+    Differs from flax: each element takes 16 random bits instead of 32, which XLA's CPU backend
+    draws in a third of the time. The rate is exact to 2 ** -17.
     """
 
     rate: float
@@ -191,7 +192,7 @@ class Dropout(nn.Module):
         return dropped(x, self.kept(x.shape, deterministic), self.rate)
 
     def kept(self, shape: tuple[int, ...], deterministic: bool) -> jax.Array | None:
-        """bool[shape], False for what is zeroed; None = nothing is."""
+        """bool array of this shape, False where elements become 0; None = nowhere."""
         if deterministic or not self.rate:
             return None
         pairs = random_bits(self.make_rng("dropout"), (*shape[:-1], -(-shape[-1] // 2)))
@@ -200,15 +201,14 @@ class Dropout(nn.Module):
 
 
 def dropped(x: jax.Array, kept: jax.Array | None, rate: float) -> jax.Array:
-    """x divided by 1 - rate where it is `kept`, `Dropout.kept`, and 0 elsewhere; None = x."""
+    """x / (1 - rate) where `kept`, from `Dropout.kept`, is True, 0 elsewhere; x for None."""
     if kept is None:
         return x
     return jnp.where(kept, x / (1 - rate), 0) if rate < 1 else jnp.zeros_like(x)
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, linear; where it is gated, the activation is that of a product of its
-    own, which multiplies the first one."""
+    """wo(activation(wi(x))), or, if gated, wo(activation(gate(x)) * wi(x))."""
 
     hidden: int
     width: int

@@ -1,5 +1,5 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663): BERT with rotary positions, local and global
-layers, norms before each part, gated feed-forwards, and no biases."""
+attention, norms before each part, gated feed-forward, and no biases."""
 
 import functools
 
@@ -30,9 +30,9 @@ class ScaleNorm(nn.Module):
 
 
 class ModernBertLayer(nn.Module):
-    """x = x + attention(norm(x)); x = x + feed_forward(norm(x)), of the first `rows` positions.
+    """x = x + attention(norm(x)); x = x + feed_forward(norm(x)).
 
-    Layer 0 has no norm before its attention.
+    Layer 0 has no norm before its attention. rows: only the first `rows` positions are computed.
     """
 
     config: BertConfig
@@ -74,7 +74,7 @@ class ModernBertLayer(nn.Module):
 
 
 class ModernBert(nn.Module):
-    """Token ids to hidden states, as `bert.Bert`; it has no token types."""
+    """Token ids to hidden states, as in `bert.Bert`; token types are ignored."""
 
     config: BertConfig
 

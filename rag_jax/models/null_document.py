@@ -1,4 +1,4 @@
-"""The null document (the paper's appendix F): one more candidate, to answer without a passage."""
+"""The null document (the paper's appendix F): a further candidate, which stands for no passage."""
 
 import flax.linen as nn
 import jax
@@ -12,9 +12,9 @@ from rag_jax.models.products import Linear
 class NullDocument(nn.Module):
     """The null document's score float32[B] from query vectors float32[B, E].
 
-    kind: "embedding" = a learned document embedding times the query, "bias" = a learned number
-    (the query is not read), "mlp" = a network of one hidden layer of width E on the query.
-    Source: appendix F, which names the three and no size or initial value.
+    Appendix F names three kinds, without sizes or initial values: "embedding" = the inner product
+    of the query with a learned document embedding; "bias" = a learned number; "mlp" = a network
+    with one hidden layer, of width E here, on the query.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""The tokens of many inputs, or targets, side by side in one row, without the padding between them.
+"""Packing: the tokens of many inputs or targets side by side in one row, without padding between.
 
-Products, norms and dropout compute tokens one by one, so they run on packed rows; attention alone,
-a fifth of an encoder layer's work at most, reads padded inputs.
+Linear layers, norms and dropout treat tokens one by one, so they run on packed rows. Only attention
+needs padded inputs; it is at most a fifth of an encoder layer's work.
 """
 
 from typing import NamedTuple
@@ -13,17 +13,19 @@ from rag_jax.parallel import constrain
 
 
 class Packing(NamedTuple):
-    """Which of N tokens in B packed rows stand where in R padded inputs of S tokens.
+    """Where the N tokens of each of B packed rows are in R padded inputs of S tokens.
 
-    The inputs of a packed row are R / B that follow one another.
+    Each packed row holds R / B successive inputs.
     """
 
-    places: jax.Array  # int32[B, N], among the R / B * S of its inputs; R / B * S for none
-    tokens: jax.Array  # int32[R, S], among the N of its packed row; N for padding
+    # int32[B, N], the place of each token among the R / B * S of its row's inputs; R / B * S where
+    # there is no token.
+    places: jax.Array
+    tokens: jax.Array  # int32[R, S], the index in its packed row of N tokens; N for padding
 
     @classmethod
     def of(cls, places: jax.Array, inputs: int, length: int) -> "Packing":
-        """From places int32[B, N], which ascend, of so many inputs of S tokens."""
+        """From ascending places int32[B, N] in R = `inputs` inputs of S = `length` tokens."""
         count, at = places.shape[1], jnp.arange(inputs * length // len(places))
         tokens = jax.vmap(lambda row: jnp.searchsorted(row, at))(places).astype(jnp.int32)
         there = jnp.take_along_axis(places, tokens, axis=1, mode="clip") == at[None]
@@ -31,7 +33,7 @@ class Packing(NamedTuple):
 
     @property
     def lengths(self) -> jax.Array:
-        """int32[R], how many tokens each input has."""
+        """The number of tokens of each input, int32[R]."""
         return (self.tokens < self.places.shape[1]).sum(axis=1, dtype=jnp.int32)
 
     @property
@@ -39,15 +41,15 @@ class Packing(NamedTuple):
         return self.tokens.reshape(len(self.places), -1)
 
     def ids(self, ids: jax.Array) -> jax.Array:
-        """Token ids [R, S] as [B, N]; some id where there is no token."""
+        """Token ids [R, S] as [B, N]; an arbitrary id where there is no token."""
         return jnp.take_along_axis(ids.reshape(self._tokens.shape), self.places, 1, mode="clip")
 
     def pack(self, x: jax.Array) -> jax.Array:
-        """[R, S, D] of heads side by side -> [B, N, D]; 0 where there is no token."""
+        """[R, S, D] -> [B, N, D]; 0 where there is no token."""
         return _take(x.reshape(*self._tokens.shape, x.shape[-1]), self.places, self._tokens)
 
     def padded(self, values: jax.Array) -> jax.Array:
-        """[B, N], one number a token, -> [R, S]; 0 where there is padding."""
+        """[B, N] -> [R, S], for one number per token; 0 where there is padding."""
         return jnp.take_along_axis(
             values, self._tokens, axis=1, mode="fill", fill_value=0).reshape(self.tokens.shape)
 
@@ -58,8 +60,11 @@ class Packing(NamedTuple):
 
 @jax.custom_vjp
 def _take(x: jax.Array, at: jax.Array, back: jax.Array) -> jax.Array:
-    """Rows `at` int32[B, M] of x [B, L, D], 0 beyond L. `back` int32[B, L] inverts `at`, so that
-    the gradient looks up too: to add up by number is slower everywhere."""
+    """Rows `at` int32[B, M] of x [B, L, D], and 0 where `at` is L or more.
+
+    `back` int32[B, L] is the inverse of `at`: with it the gradient is a gather, too, which is
+    faster than a scatter on every platform.
+    """
     taken = jnp.take_along_axis(x, at[..., None], axis=1, mode="fill", fill_value=0)
     return constrain(taken, "batch", None, "heads", name="packed tokens")
 

@@ -1,4 +1,4 @@
-"""The parameters of modules, whose dimensions have logical names."""
+"""Parameters of modules, with logical names of their dimensions."""
 
 from collections.abc import Callable
 
@@ -10,14 +10,14 @@ import jax.numpy as jnp
 
 def parameter(module: nn.Module, name: str, shape: tuple[int, ...], axes: tuple[str, ...],
               init: Callable) -> jax.Array:
-    """A parameter of `module`, float32 where it is drawn; `rag_jax.parallel` maps its axes to those
-    of the mesh.
+    """A parameter of `module`, float32 where `init` makes it; `rag_jax.parallel` maps its logical
+    axes to those of the mesh.
 
-    One that is given is not drawn. `nn.Module.param` traces how it would be, to compare shapes,
-    which is a quarter of the time in which a model is traced.
+    For a parameter that exists, `nn.Module.param` would trace `init` to compare shapes, which takes
+    a quarter of the time of tracing a model.
 
     Raises:
-      flax.errors.ScopeParamShapeError: one that is given has another shape.
+      flax.errors.ScopeParamShapeError: an existing parameter has another shape.
     """
     if not module.has_variable("params", name):
         return module.param(name, nn.with_logical_partitioning(init, axes), shape, jnp.float32)

@@ -1,6 +1,6 @@
-"""Matrix products in the forms that XLA's backends run fast, and the projection made of them.
+"""Matrix products in the forms that XLA's backends run fast, and the linear layer.
 
-They run in the dtype of their inputs and are summed in float32.
+They multiply in the dtype of their inputs and sum in float32.
 """
 
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from rag_jax.parallel import constrain, platform
 
 @jax.custom_vjp
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """x [R, D] @ kernel float32[D, F] + bias float32[F], or None, in the dtype of x, summed in
-    float32; the gradients of kernel and bias are float32.
+    """x [R, D] @ kernel float32[D, F] + bias float32[F], or None, in the dtype of x.
 
-    Accelerators sum in float32 anyway. XLA's CPU backend runs products of bfloat16 matrices four
-    times faster if their sums are float32 and both matrices lie in memory row by row. On GPUs the
-    product adds the bias before it rounds, where both have one dtype.
+    The product is summed in float32, and the gradients of kernel and bias are float32. Accelerators
+    sum in float32 anyway. XLA's CPU backend multiplies bfloat16 matrices four times faster if the
+    sums are float32 and both matrices are row-major. On GPUs the bias gets the dtype of x, so that
+    the product can add it before it rounds.
     """
     if platform(x) == "gpu":
         y = rounded_product(x, kernel.astype(x.dtype))
@@ -48,10 +48,10 @@ linear.defvjp(_linear_forward, _linear_backward)
 
 
 def by_rows(multiply: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """multiply(x) float32[..., N, F] of x [..., N, D], whose rows are multiplied one like another.
+    """multiply(x) float32[..., N, F] of x [..., N, D], for a product that treats all rows alike.
 
-    XLA's CPU backend takes two to three times as long for one row in bfloat16 as for two: there,
-    it multiplies another one of zeros.
+    XLA's CPU backend takes two to three times as long for one row in bfloat16 as for two, so a
+    single row gets a second one of zeros there.
     """
     if x.shape[-2] > 1 or x.dtype != jnp.bfloat16 or platform(x) != "cpu":
         return multiply(x)
@@ -65,27 +65,28 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def rounded_product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """`product` in the dtype of x; GPUs would write float32 sums to memory and read them back."""
+    """`product` rounded to the dtype of x; on GPUs the matrix product itself rounds, so that its
+    float32 sums are not written to memory and read back."""
     if platform(x) == "gpu":
         return jnp.matmul(x, y)
     return product(x, y).astype(x.dtype)
 
 
 def transposed(x: jax.Array) -> jax.Array:
-    """The last two axes swapped, on a CPU in memory too."""
+    """x with its last two axes swapped; on a CPU, bfloat16 is also moved in memory."""
     # A layout constraint would gather an array that is split over devices.
     if x.dtype == jnp.float32 or jax.typeof(x).sharding.mesh.size > 1:
         return x.mT
-    by_rows = Layout(major_to_minor=tuple(range(x.ndim)))
+    row_major = Layout(major_to_minor=tuple(range(x.ndim)))
     return jax.lax.platform_dependent(
-        x, cpu=lambda x: with_layout_constraint(x.mT, by_rows), default=lambda x: x.mT)
+        x, cpu=lambda x: with_layout_constraint(x.mT, row_major), default=lambda x: x.mT)
 
 
 class Linear(nn.Module):
-    """x @ kernel, + bias where it is `biased`, over the last axis, with logical axis names on both.
+    """x @ kernel, plus a bias if `biased`, over the last axis of x; `axes` names the kernel's axes.
 
-    The product runs on a matrix of all rows: its transposes are then plain matrix products too,
-    which XLA's CPU backend runs twice as fast as contractions over several axes.
+    The product runs on a matrix of all rows, so that those of its gradient are plain matrix
+    products too: XLA's CPU backend runs these twice as fast as contractions over several axes.
     """
 
     features: int
@@ -102,7 +103,7 @@ class Linear(nn.Module):
                          nn.initializers.zeros) if self.biased else None
         rows = x.reshape(-1, x.shape[-1]).astype(self.dtype)
         y = linear(rows, kernel, bias).reshape(*x.shape[:-1], self.features)
-        # States keep their width whole: "embed" is how parameters are stored.
+        # "embed" splits stored parameters only; the width of states is not split.
         last = None if self.axes[1] == "embed" else self.axes[1]
         y = constrain(y, "batch", *(None,) * (y.ndim - 2), last, name="/".join(self.path))
         return checkpoint_name(y, "wide" if self.features > x.shape[-1] else "narrow")

@@ -1,14 +1,14 @@
-"""The towers as one model, and pure functions over their parameters.
+"""The towers as one model, and pure functions of their parameters.
 
-Parameters are {"query_encoder", "document_encoder", "generator"} and, where there is one,
-"null_document", "classifier" and "fusion"; every function takes the tree (or the part that it
-needs) first. Retrieval itself happens elsewhere: passages arrive as token rows and embeddings, or
-BM25 scores, in a `Batch`.
+Parameters are a tree {"query_encoder", "document_encoder", "generator"}, with "null_document",
+"classifier" and "fusion" where the model has them. Functions take the model first, then this tree
+or the part of it that they need. Retrieval happens elsewhere: passages arrive in a `Batch`, as
+token ids and embeddings or BM25 scores.
 
-What a kind of model makes of K passages is what its decoder tells apart: RAG-Token and
-RAG-Sequence have K documents with p(z | x), and sum them out. Fusion-in-Decoder (Izacard & Grave
-2021, arXiv 2007.01282) encodes each passage alone, too, but its decoder attends to all of them at
-once: one document, K times as long, with probability 1.
+A document is what a decoder reads at once. In RAG-Token and RAG-Sequence each of the K passages is
+a document with probability p(z | x), and the documents are summed out. Fusion-in-Decoder (Izacard &
+Grave 2021, arXiv 2007.01282) also encodes each passage alone, but its decoder attends to all of
+them at once: they are one document, K times as long, with probability 1.
 """
 
 import dataclasses
@@ -36,21 +36,26 @@ TOWERS = ("query_encoder", "document_encoder", "generator")
 NULL = "null_document"
 CLASSIFIER = "classifier"
 FUSION = "fusion"
-SCALE = "scale"  # of the query encoder's parameters: log of what config.scale is multiplied by
+SCALE = "scale"  # in the query encoder's parameters: log of the learned factor of `query_scale`
 
 
 @dataclasses.dataclass(frozen=True)
 class RagModel:
     """Architecture and special tokens; hashable, so that it can be a static jit argument.
 
-    kind: one of `marginal.MARGINALS`.
-    start_id: the generator's first input token (BART's decoder_start_token_id, </s>).
-    null_document: "none", or the kind of its score; see `NullDocument`.
-    lexical: BM25 scores the passages, and there are no encoders.
-    classes: how many a classifier tells apart, its answers being their numbers; 0 = answers are
-      texts.
-    fusion: how BM25's scores of the passages are joined to the inner products; None = they are not.
-    reranked: a cross-encoder, which is no part of it, gives the logits of p(z | x).
+    Attributes:
+      kind: one of `marginal.MARGINALS`.
+      start_id: the generator's first input token (BART's decoder_start_token_id, </s>).
+      null_document: "none", or the kind of its score; see `NullDocument`.
+      lexical: BM25 scores the passages, and there are no encoders.
+      classes: the number of classes of a classifier, whose answers are class numbers; 0 = answers
+        are texts.
+      fusion: how BM25's scores of the passages are combined with the inner products; None = there
+        are no such scores.
+      reranked: a cross-encoder gives the logits of p(z | x); it is no part of this model.
+
+    Raises:
+      ValueError: there is no such kind.
     """
 
     retriever: BertConfig
@@ -71,12 +76,12 @@ class RagModel:
 
     @property
     def asks_with_texts(self) -> bool:
-        """An index is asked with vectors and with the questions' texts."""
+        """Whether retrieval needs the questions' texts besides their vectors."""
         return not self.lexical and (self.fusion is not None or self.reranked)
 
     @property
     def towers(self) -> tuple[str, ...]:
-        """The towers of this model: parts of its parameters that train or not."""
+        """The keys of this model's parameters; each is trained or frozen as a whole."""
         towers = ("generator",) if self.lexical else TOWERS
         towers += (NULL,) * (self.null_document != "none")
         towers += (CLASSIFIER,) * (self.classes > 0)
@@ -84,7 +89,7 @@ class RagModel:
 
     @property
     def fuses(self) -> bool:
-        """The decoder reads the K passages of a question as one document."""
+        """Whether the decoder reads the K passages of a question as one document."""
         return self.kind == "fid"
 
     @property
@@ -97,7 +102,7 @@ class RagModel:
 
     @property
     def packs(self) -> bool:
-        """The generator can read what `Batch.source_places` names, without padding."""
+        """Whether the generator can read packed inputs (`Batch.source_places`)."""
         return getattr(self.generator_module, "packs", False)
 
     @property
@@ -109,7 +114,7 @@ class RagModel:
         return ClassificationHead(self.generator, self.classes)
 
     def init(self, key: jax.Array, towers: tuple[str, ...] | None = None) -> Params:
-        """Fresh parameters of `towers` (all by default), boxed with their logical axis names."""
+        """Initial parameters of `towers` (None = all), boxed with their logical axis names."""
         ids, mask = jnp.zeros((1, 4), jnp.int32), jnp.ones((1, 4), bool)
         modules = {
             "query_encoder": (self.encoder_module, ids, mask),
@@ -132,18 +137,24 @@ class RagModel:
         return params
 
     def shapes(self, towers: tuple[str, ...] | None = None) -> Params:
-        """Shapes of what `init` makes, boxed likewise; not to be changed."""
+        """The shapes of what `init` returns, boxed alike. The tree is cached: do not change it."""
         return _shapes(self, towers)
 
 
-@functools.lru_cache(maxsize=256)  # a job asks for those of few models, and tracing takes long
+@functools.lru_cache(maxsize=256)  # tracing takes long
 def _shapes(model: RagModel, towers: tuple[str, ...] | None) -> Params:
     return jax.eval_shape(lambda: model.init(jax.random.key(0), towers))
 
 
 def embed(model: RagModel, encoder_params: Params, ids: jax.Array, mask: jax.Array,
           dropout_key: jax.Array | None = None) -> jax.Array:
-    """Embeddings float32[R, E] of questions or passages by one encoder's parameters."""
+    """Embeddings float32[R, E] of questions or passages, by the encoder with these parameters.
+
+    Args:
+      ids: int32[R, L].
+      mask: bool[R, L], True where there are tokens.
+      dropout_key: None = no dropout.
+    """
     return model.encoder_module.apply(
         {"params": encoder_params}, ids, mask, deterministic=dropout_key is None,
         rngs=_rngs(dropout_key),
@@ -151,14 +162,14 @@ def embed(model: RagModel, encoder_params: Params, ids: jax.Array, mask: jax.Arr
 
 
 def query_scale(model: RagModel, query_encoder: Params) -> jax.Array | float:
-    """What query vectors are multiplied by, so that their products are the logits of p(z | x)."""
+    """The factor of query vectors that makes their inner products the logits of p(z | x)."""
     scale = model.retriever.logit_scale
     return scale * jnp.exp(query_encoder[SCALE]) if SCALE in query_encoder else scale
 
 
 def word_weight(model: RagModel, params: Params) -> jax.Array | float:
-    """w, the weight of words in a convex combination with inner products: learned, or fixed; 0
-    where there is none."""
+    """The weight of BM25's scores in their convex combination with inner products, learned or
+    fixed; 0 without fusion."""
     if FUSION in params:
         return jax.nn.sigmoid(params[FUSION]["logit"])
     return 0.0 if model.fusion is None else model.fusion.weight
@@ -166,7 +177,7 @@ def word_weight(model: RagModel, params: Params) -> jax.Array | float:
 
 def embed_queries(model: RagModel, query_encoder: Params, ids: jax.Array, mask: jax.Array,
                   dropout_key: jax.Array | None = None) -> jax.Array:
-    """Query vectors float32[R, E]: embeddings times the scale of their inner products."""
+    """Query vectors float32[R, E]: embeddings times `query_scale`."""
     return embed(model, query_encoder, ids, mask, dropout_key) * query_scale(model, query_encoder)
 
 
@@ -175,7 +186,7 @@ def _rngs(key: jax.Array | None) -> dict[str, jax.Array] | None:
 
 
 def shift_right(target_ids: jax.Array, start_id: int) -> jax.Array:
-    """Decoder input of a target: start_id, y_1, ..., y_{T-1}."""
+    """The decoder's inputs int32[R, T] for targets int32[R, T]: start_id, y_1, ..., y_{T-1}."""
     return jnp.concatenate(
         [jnp.full_like(target_ids[:, :1], start_id), target_ids[:, :-1]], axis=1)
 
@@ -184,17 +195,18 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, config:
                   label_smoothing: float = 0.0, together: int = 1) -> tuple[jax.Array, jax.Array]:
     """log p of the target tokens from decoder states, without keeping logits over V.
 
-    Works on `config.logit_chunk` target positions at a time and, where there are more, recomputes
-    their logits in the backward pass: no more than [R, chunk, V] live at a time.
+    `config.logit_chunk` target positions are computed at a time. Where there are more, the backward
+    pass computes their logits again, so that at most [R, chunk, V] exist at a time.
 
     Args:
       params: the generator's.
       states: dtype[R, T, D];  targets: int32[R, T].
       config: the generator's.
-      together: how many targets a row has, side by side: it may have so many times the positions.
+      label_smoothing: as in `marginal.target_log_probs`.
+      together: the number of targets packed in a row, which multiplies the chunk.
 
     Returns:
-      log p and what trains in its place under label smoothing, float32[R, T] each.
+      log p and its label-smoothed form, which is trained, in nats, float32[R, T] each.
     """
     def score(states: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = vocabulary.log_probs(
@@ -203,7 +215,7 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, config:
         return tuple(each.reshape(targets.shape) for each in found)
 
     length = targets.shape[1]
-    chunk = -(-length // -(-length // (config.logit_chunk * together)))  # of about the same size
+    chunk = -(-length // -(-length // (config.logit_chunk * together)))  # of about equal size
     pieces = [score(states[:, t : t + chunk], targets[:, t : t + chunk])
               for t in range(0, length, chunk)]
     log_p, smoothed = (jnp.concatenate(of, axis=1) for of in zip(*pieces, strict=True))
@@ -213,10 +225,11 @@ def score_targets(params: Params, states: jax.Array, targets: jax.Array, config:
 def _decoder_states(model: RagModel, params: Params, ids: jax.Array, mask: jax.Array,
                     targets: jax.Array, dropout_key: jax.Array | None,
                     mutable: str | bool = False, **packed: jax.Array | None) -> Any:
-    """Decoder states dtype[R, T, D] where targets int32[R, T] are forced, about sources [R, P, S];
-    with the variables of a collection that is `mutable`.
+    """Teacher-forced decoder states dtype[R, T, D] of targets int32[R, T] for sources [R, P, S].
 
-    packed: places as for `Generator.states`, of which not every family knows; None = not packed.
+    mutable: a collection of variables, which is then returned too, as in `nn.Module.apply`.
+    packed: `places` and `target_places`, as for `Generator.states`; None, and then not passed on,
+      where nothing is packed, for not all families take them.
     """
     packed = {name: places for name, places in packed.items() if places is not None}
     return model.generator_module.apply(
@@ -228,8 +241,8 @@ def _target_log_probs(model: RagModel, params: Params, ids: jax.Array, mask: jax
                       targets: jax.Array, dropout_key: jax.Array | None,
                       label_smoothing: float = 0.0, **packed: jax.Array | None
                       ) -> tuple[jax.Array, jax.Array]:
-    """log p of targets int32[R, T] about sources [R, P, S], and what trains in its place under
-    label smoothing, float32[R, T]; of packed targets, 0 where there is padding."""
+    """log p of targets int32[R, T] for sources [R, P, S], and its label-smoothed form, both
+    float32[R, T]; in the padding of packed targets they are 0."""
     states = _decoder_states(model, params, ids, mask, targets, dropout_key, **packed)
     if packed.get("target_places") is None:
         return score_targets(params, states, targets, model.generator, label_smoothing)
@@ -243,17 +256,22 @@ def seq2seq_log_probs(model: RagModel, params: Params, source_ids: jax.Array,
                       source_mask: jax.Array, target_ids: jax.Array,
                       dropout_key: jax.Array | None = None, **packed: jax.Array | None
                       ) -> jax.Array:
-    """log p(y_t | source, y_<t) of one generator, float32[R, T].
+    """log p(y_t | source, y_<t) of a generator alone, in nats, float32[R, T].
 
-    packed: `places` of the sources and `target_places`, as for `Generator.states`, or None.
+    Args:
+      params: the generator's.
+      source_ids: int32[R, S];  source_mask: bool[R, S];  target_ids: int32[R, T].
+      dropout_key: None = no dropout.
+      packed: `places` of the sources and `target_places`, as for `Generator.states`, or None.
     """
     return _target_log_probs(model, params, source_ids[:, None], source_mask[:, None], target_ids,
                              dropout_key, **packed)[0]
 
 
 def as_documents(model: RagModel, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """The batch's documents: ids int32[B*K, 1, S], question-major, of one passage each, and their
-    mask; Fusion-in-Decoder: int32[B, K, S], and missing passages are masked.
+    """The batch's documents: ids int32[B*K, 1, S], of one passage each, the K of a question one
+    after another, and their mask. For Fusion-in-Decoder they are int32[B, K, S], and missing
+    passages are masked.
     """
     if model.fuses:
         return batch.source_ids, batch.source_mask & batch.doc_mask[..., None]
@@ -262,9 +280,9 @@ def as_documents(model: RagModel, batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 def document_prior(model: RagModel, log_prior: jax.Array) -> jax.Array:
-    """log p of the documents that the decoder tells apart, from log p(z | x) float32[B, K].
+    """log p of the documents, from log p(z | x) float32[B, K] of the passages.
 
-    The same; or, for Fusion-in-Decoder, float32[B, 1]: 0, or MASKED without any passage.
+    This is the same, but for Fusion-in-Decoder float32[B, 1]: 0, or MASKED without any passage.
     """
     if not model.fuses:
         return log_prior
@@ -274,15 +292,15 @@ def document_prior(model: RagModel, log_prior: jax.Array) -> jax.Array:
 
 def log_prior(model: RagModel, params: Params, batch: Batch,
               dropout_key: jax.Array | None = None) -> jax.Array:
-    """log p(z | x) float32[B, K] with the gradient of the query encoder.
+    """log p(z | x) float32[B, K] in nats, with the gradient of the query encoder.
 
-    With a null document it is float32[B, K + 1], and that is the last.
+    With a null document, which is then the last, it is float32[B, K + 1].
     """
     if model.reranked:
         return marginal.log_prior(batch.doc_scores, batch.doc_mask)
     if model.lexical:
         scores_BK = batch.doc_scores
-        if scores_BK is None:  # a closed book
+        if scores_BK is None:  # nothing was retrieved
             scores_BK = jnp.zeros(batch.doc_mask.shape, jnp.float32)
         queries_BE = jnp.zeros((len(scores_BK), model.embedding_width))
         return _log_prior(model, params, batch, scores_BK,
@@ -294,7 +312,7 @@ def log_prior(model: RagModel, params: Params, batch: Batch,
 
 def _log_prior(model: RagModel, params: Params, batch: Batch, doc_scores_BK: jax.Array,
                null_B: jax.Array | None) -> jax.Array:
-    """`log_prior` from the inner products float32[B, K], or BM25's scores, and `_null_scores`."""
+    """`log_prior` from inner products or BM25's scores float32[B, K], and from `_null_scores`."""
     doc_mask = batch.doc_mask
     if model.fusion is not None:
         doc_scores_BK = model.fusion.logits(
@@ -306,8 +324,7 @@ def _log_prior(model: RagModel, params: Params, batch: Batch, doc_scores_BK: jax
 
 
 def _null_scores(model: RagModel, params: Params, queries_BE: jax.Array) -> jax.Array | None:
-    """float32[B], the null document's score beside the inner products of passages, if there is
-    one."""
+    """The null document's scores float32[B], comparable to inner products; None without one."""
     if model.null_document == "none":
         return None
     return NullDocument(model.null_document).apply({"params": params[NULL]}, queries_BE)
@@ -320,17 +337,17 @@ def _log_prior_and_share(model: RagModel, params: Params, batch: Batch,
     doc_scores_BK = jnp.einsum("BE,BKE->BK", queries_BE, passages_BKE)
     batch_scores_BP = queries_BE @ passages_BKE.reshape(-1, passages_BKE.shape[-1]).T
     null_B = _null_scores(model, params, queries_BE)
-    counted_BK = batch.doc_mask & (batch.weight > 0)[:, None]  # no row is others' negative else
+    counted_BK = batch.doc_mask & (batch.weight > 0)[:, None]  # rows of weight 0 are padding
     share_B = marginal.log_share(doc_scores_BK, batch_scores_BP, counted_BK, batch.doc_ids, null_B)
     return _log_prior(model, params, batch, doc_scores_BK, null_B), share_B
 
 
 def _vectors(model: RagModel, params: Params, batch: Batch,
              dropout_key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Query vectors float32[B, E], and those of their passages float32[B, K, E].
+    """Query vectors float32[B, E], and embeddings of their passages float32[B, K, E].
 
-    Where the batch has the passages' tokens, they are embedded here, with the gradient of the
-    document encoder, in place of their embeddings of the index.
+    Passages whose tokens are in the batch are embedded here, with the gradient of the document
+    encoder; otherwise their embeddings are those of the index.
     """
     keys = (None, None) if dropout_key is None else (
         dropout_key, jax.random.fold_in(dropout_key, 1))
@@ -346,25 +363,31 @@ def _vectors(model: RagModel, params: Params, batch: Batch,
 
 
 def _documents(model: RagModel, batch: Batch) -> int:
-    """How many documents of a question the decoder tells apart: K; 1 for Fusion-in-Decoder."""
+    """The number of documents of a question: K, or 1 for Fusion-in-Decoder."""
     return 1 if model.fuses else batch.source_ids.shape[1]
 
 
 def _of_documents(places: jax.Array, targets: int, length: int, documents: int) -> jax.Array:
-    """Places int32[G, N * K] of the targets of K documents a question, question-major, from those
-    int32[G, N] of so many targets in each group, of T tokens."""
+    """Places int32[G, N * K] of packed targets, one for each of a question's K documents.
+
+    Args:
+      places: int32[G, N], those of one target for each question.
+      targets: questions in each of the G groups.
+      length: T, tokens of a target.
+      documents: K.
+    """
     target, token = places[..., None] // length, places[..., None] % length
     document = target * documents + jnp.arange(documents)[None, None]  # -> [G, N, K]
-    every, none = document * length + token, targets * documents * length
-    return jnp.sort(jnp.minimum(every, none).reshape(len(places), -1), axis=1)
+    copies, absent = document * length + token, targets * documents * length
+    return jnp.sort(jnp.minimum(copies, absent).reshape(len(places), -1), axis=1)
 
 
 def class_logits(model: RagModel, params: Params, batch: Batch,
                  dropout_key: jax.Array | None = None) -> jax.Array:
-    """Logits float32[B, K, Y] of the classes under each passage (Fusion-in-Decoder: [B, 1, Y]).
+    """Logits float32[B, K, Y] of the classes given each passage; Fusion-in-Decoder: [B, 1, Y].
 
-    As BART classifies sentences: the decoder reads </s> <s> question, and the head its last state.
-    The encoder has read the passage with the question, as for an answer (appendix E).
+    As in BART's classification of sentences, the decoder reads </s> <s> question, and the head its
+    last state (appendix E). The encoder reads the passage with the question, as for an answer.
     """
     documents = _documents(model, batch)
     states_RTD = _decoder_states(
@@ -373,7 +396,7 @@ def class_logits(model: RagModel, params: Params, batch: Batch,
         places=batch.source_places)
     states_BKTD = states_RTD.reshape(-1, documents, *states_RTD.shape[1:])
     last_BT = batch.decoder_mask & ~jnp.pad(batch.decoder_mask[:, 1:], ((0, 0), (0, 1)))
-    # A sum, not a look-up: it communicates nothing where the questions are split over devices.
+    # Unlike a gather, a sum needs no communication where the questions are split over devices.
     state_BKD = jnp.einsum("BKTD,BT->BKD", states_BKTD, last_BT.astype(states_BKTD.dtype))
     key = None if dropout_key is None else jax.random.fold_in(dropout_key, 1)
     return model.classifier_module.apply(
@@ -382,10 +405,10 @@ def class_logits(model: RagModel, params: Params, batch: Batch,
 
 def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
                     dropout_key: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
-    """log p(y_t | x, z, y_<t) float32[B, K, T] of the batch's targets under each passage, and what
-    trains in its place under label smoothing.
+    """log p(y_t | x, z, y_<t) float32[B, K, T] in nats of the batch's targets given each passage,
+    and its label-smoothed form, which is trained.
 
-    Fusion-in-Decoder: [B, 1, T], under all of them. A classifier's one token is the class.
+    Fusion-in-Decoder: [B, 1, T], given all passages. A classifier's only token is the class.
     """
     if model.classes:
         logits_BKTY = class_logits(model, params, batch, dropout_key)[:, :, None]  # T = 1
@@ -406,10 +429,11 @@ def token_log_probs(model: RagModel, params: Params, batch: Batch, label_smoothi
 
 
 def attention_shares(model: RagModel, params: Params, batch: Batch) -> jax.Array:
-    """Share of each passage in what Fusion-in-Decoder's decoder attends to, float32[B, K].
+    """The share of each passage in Fusion-in-Decoder's cross-attention, float32[B, K].
 
-    Of weight times norm of the value (`attention.attended`), over all layers, heads, tokens of the
-    answer and tokens of the passage, the question's among them. Without dropout and gradient.
+    It is the share in the sum of attention weights times norms of values (`attention.attended`)
+    over all layers, heads, tokens of the answer and tokens of the passage's input, with the
+    question. There is no dropout and no gradient.
     """
     ids, mask = ((batch.decoder_ids, batch.decoder_mask) if model.classes
                  else (batch.target_ids, batch.target_mask))
@@ -425,10 +449,10 @@ def attention_shares(model: RagModel, params: Params, batch: Batch) -> jax.Array
 
 def _evidence(model: RagModel, params: Params, batch: Batch, objective: str,
               log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
-    """What the generator says of each passage, float32[B, K], for `marginal.learn_from`.
+    """The generator's evidence for each passage, float32[B, K], for `marginal.learn_from`.
 
-    RAG's is from its likelihoods log_p_BKT; Fusion-in-Decoder reads once more, without dropout:
-    each passage alone, or all but one, K times.
+    RAG has it in its likelihoods log_p_BKT. Fusion-in-Decoder decodes again, without dropout and
+    gradient: each passage alone, or, for "loop", all passages but one, K times.
     """
     mask = batch.target_mask
     if objective == "adist":
@@ -447,36 +471,41 @@ def _evidence(model: RagModel, params: Params, batch: Batch, objective: str,
         others = batch._replace(doc_mask=batch.doc_mask & (places != z))
         return -marginal.answer_log_probs(token_log_probs(model, params, others)[0], mask)[:, 0]
 
-    return jax.lax.map(without, places[0]).T  # one after another: each reads K passages
+    return jax.lax.map(without, places[0]).T  # one at a time: each reads K passages
 
 
 def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothing: float = 0.0,
                    dropout_key: jax.Array | None = None, retriever_objective: str = "marginal",
                    weigh_explained: bool = False, in_batch_negatives: bool = False
                    ) -> dict[str, jax.Array]:
-    """The marginal log-likelihood and what explains it.
+    """The marginal log-likelihood (section 2.1), the training objective, and figures about them.
 
-    retriever_objective: what else than the likelihood the retriever learns from, one of
-      `marginal.learn_from`; prior and null document have its gradient alone, the others none of it.
-    weigh_explained: the gradient to log p(z | x) is weighted, question by question, with how well
-      the answer is explained. What a generator says of passages without the answer is noise, and
-      most questions have no other passages where the retriever has much to learn.
-    in_batch_negatives: the objective has p(z|x) over the passages of the whole batch
-      (`marginal.log_share`); prior and posterior stay those over a question's own. Not where BM25
-      or a reranker has a part in p(z|x): scores of other questions' passages are not known.
+    Args:
+      label_smoothing: of the objective alone, as in `marginal.target_log_probs`.
+      dropout_key: None = no dropout.
+      retriever_objective: "marginal", or one that `marginal.learn_from` names. Then the prior and
+        the null document get the gradient of that one alone, and everything else none of it.
+      weigh_explained: the gradient of log p(z | x) is multiplied, for each question, by how well
+        its answer is explained. What a generator says of passages without the answer is noise, and
+        while the retriever has much to learn, most questions have only such passages.
+      in_batch_negatives: the objective's p(z | x) is over the passages of the whole batch
+        (`marginal.log_share`); prior and posterior stay those over the question's own passages. It
+        has no effect where BM25 or a reranker takes part in p(z | x), whose scores of other
+        questions' passages are not known.
 
     Returns:
-      log_p float32[B] = log p(y | x) in nats; prior float32[B, K] = p(z | x);
-      posterior float32[B, K] = p(z | x, y), for RAG-Token the mean of the tokens' posteriors;
-      Fusion-in-Decoder has none, and gives the objective's target, or the prior again.
-      objective float32[B]: log_p of the smoothed targets, which is what training raises; the
-      others are of the likelihood itself. An objective of the retriever is added to it, and is
-      there as retriever_objective float32[B], too.
-      explained float32[B], from `marginal.explained`.
-      information float32[B], in nats: KL(p(z|x,y) || p(z|x)) of the whole answer's posterior,
-      RAG-Sequence's, also for RAG-Token, whose tokens have one each; Fusion-in-Decoder's is that of
-      its posterior above.
-      With a null document these are [B, K + 1], and log_p_null float32[B] = log p(y | x, null).
+      log_p: float32[B], log p(y | x) in nats.
+      prior: float32[B, K], p(z | x).
+      posterior: float32[B, K], p(z | x, y); for RAG-Token, the mean of the tokens' posteriors. For
+        Fusion-in-Decoder, which has none, the target of the retriever's objective, or the prior.
+      objective: float32[B], what training maximises: log_p with label smoothing, plus the
+        retriever's objective, if any. All else in the result is without label smoothing.
+      retriever_objective: float32[B]; only if it is not "marginal".
+      explained: float32[B], from `marginal.explained`.
+      information: float32[B], KL(p(z | x, y) || p(z | x)) in nats, with the posterior of the whole
+        answer as in RAG-Sequence, for RAG-Token too; Fusion-in-Decoder: with `posterior`.
+      log_p_null: float32[B], log p(y | x, null); only with a null document, whose prior and
+        posterior are [B, K + 1].
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     share_B = jnp.zeros(len(batch.doc_mask))

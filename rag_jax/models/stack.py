@@ -1,4 +1,4 @@
-"""Layers one after another, as a loop or as a scan, and what their backward pass keeps."""
+"""A stack of layers, as a loop or as a scan, and what its backward pass keeps."""
 
 import functools
 from collections.abc import Callable
@@ -9,7 +9,8 @@ import jax
 
 from rag_jax.models.attention import ATTENDED
 
-# What a block keeps for the backward pass besides its input: names that products have above.
+# What a layer keeps for the backward pass besides its input, by the names that `Linear` and
+# `Attention` give to their results.
 REMAT_POLICIES = {
     "full": None,
     "narrow": jax.checkpoint_policies.save_only_these_names("narrow"),
@@ -18,12 +19,15 @@ REMAT_POLICIES = {
 
 
 class Stack(nn.Module):
-    """`depth` copies of `block`, as a python loop or as one `nn.scan` over stacked parameters.
+    """`depth` layers of one kind, as a Python loop or as one `nn.scan` over stacked parameters.
 
-    `block()(x, *arguments, deterministic) -> x`; the arguments are the same for every layer, but
-    for the last one where there is `each`. `numbered`: it is block(0), block(1), ..., in a loop.
-    Parameters are named `layer_0 ...` in the loop, and `layers` with a leading layer axis
-    (logical name "layers") in the scan; `unstack_layers` turns the second form into the first.
+    In the loop, parameters are named `layer_0`, `layer_1`, ...; in the scan, `layers`, with a
+    leading axis of the logical name "layers". `unstack_layers` converts the second form to the
+    first.
+
+    Attributes:
+      block: makes a layer, which is called as layer(x, *arguments, deterministic=...) -> x.
+      numbered: `block` takes the number of its layer; only in a loop.
     """
 
     block: Callable[[], nn.Module]
@@ -39,7 +43,11 @@ class Stack(nn.Module):
             self.layer = [self.block(*[i] * self.numbered) for i in range(self.depth)]
 
     def loop(self) -> list[nn.Module]:
-        """The layers one by one; only the looped form has them."""
+        """The layers, for callers that run them one by one.
+
+        Raises:
+          ValueError: the stack is scanned.
+        """
         if self.scan:
             raise ValueError("a scanned stack has no single layers: decode with scan_layers=False "
                              "and unstack_layers(params)")
@@ -47,13 +55,19 @@ class Stack(nn.Module):
 
     def __call__(self, x: jax.Array, *arguments: Any, deterministic: bool,
                  rows: int | None = None, each: Any = None) -> jax.Array:
-        """The last layer's states; `rows` asks for those of the first so many positions only.
-        each: an array with a row for every layer, which gets it."""
+        """The last layer's states [R, L, D].
+
+        Args:
+          x: [R, L, D].
+          arguments: the same for every layer.
+          rows: the last layer computes only the first `rows` positions; None = all.
+          each: an array with a row for each layer, its last argument; None = no such argument.
+        """
         def applied(scanned: bool = False, **settings: Any) -> Callable:
             def apply(block: nn.Module, x: jax.Array, *arguments: Any) -> tuple[jax.Array, None]:
                 return block(x, *arguments, deterministic=deterministic, **settings), None
 
-            if self.remat == "none":  # where nothing is drawn, all layers are traced as one
+            if self.remat == "none":  # without random numbers, one trace serves all layers
                 once = deterministic and not scanned and not self.is_initializing()
                 return nn.jit(apply) if once else apply
             return nn.remat(apply, policy=REMAT_POLICIES[self.remat], prevent_cse=not scanned)
@@ -65,31 +79,31 @@ class Stack(nn.Module):
                 split_rngs={"params": True, "dropout": True}, in_axes=axes, length=length,
                 metadata_params={nn.PARTITION_NAME: "layers"})
 
-        def part(apply: Callable, of_stack: Callable) -> Callable:
-            """`apply` with a part of the stacked parameters."""
-            return nn.map_variables(apply, "params", functools.partial(jax.tree.map, of_stack))
+        def with_some(apply: Callable, select: Callable) -> Callable:
+            """`apply` with a selection of the stacked parameters."""
+            return nn.map_variables(apply, "params", functools.partial(jax.tree.map, select))
 
-        def own(number: int | slice) -> tuple[Any, ...]:
-            return arguments if each is None else (*arguments, each[number])
+        def arguments_of(layers: int | slice) -> tuple[Any, ...]:
+            return arguments if each is None else (*arguments, each[layers])
 
-        settings = {} if rows is None else {"rows": rows}  # the last layer computes no others
+        settings = {} if rows is None else {"rows": rows}  # of the last layer
         if not self.scan:
             apply = applied()
             for number, layer in enumerate(self.layer[:-1]):
-                x, _ = apply(layer, x, *own(number))
-            return applied(**settings)(self.layer[-1], x, *own(-1))[0]
+                x, _ = apply(layer, x, *arguments_of(number))
+            return applied(**settings)(self.layer[-1], x, *arguments_of(-1))[0]
         if rows is None or self.is_initializing():
-            return scan(self.depth)(self.layers, x, *own(slice(None)))[0][:, :rows]
-        x, _ = part(scan(self.depth - 1), lambda p: p[:-1])(
-            self.layers, x, *own(slice(-1)))
-        return part(applied(**settings), lambda p: p[-1])(self.layers, x, *own(-1))[0]
+            return scan(self.depth)(self.layers, x, *arguments_of(slice(None)))[0][:, :rows]
+        x, _ = with_some(scan(self.depth - 1), lambda p: p[:-1])(
+            self.layers, x, *arguments_of(slice(-1)))
+        return with_some(applied(**settings), lambda p: p[-1])(
+            self.layers, x, *arguments_of(-1))[0]
 
 
 def unstack_layers(params: dict) -> dict:
-    """Parameters of a scanned stack in the form of the looped one (`layers` -> `layer_0` ...).
+    """Parameters with every scanned stack in the form of a looped one: `layers` -> `layer_0`, ...
 
-    Decoding runs the looped form: its cache is then one small pytree per layer, updated in place.
-    Trees without scanned stacks come back unchanged.
+    Decoding runs looped stacks, so that its cache is one small pytree per layer, updated in place.
     """
     result = {}
     for name, value in params.items():

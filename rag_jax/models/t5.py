@@ -1,6 +1,9 @@
-"""T5 (Raffel et al. 2020, arXiv 1910.10683), v1.0 and v1.1, and its kin mT5 and Flan-T5: RMSNorm
-before each part, no biases, and attention that knows positions by their distance alone, in buckets
-which all layers of a side share; scores are not scaled."""
+"""T5 (Raffel et al. 2020, arXiv 1910.10683), v1.0 and v1.1, mT5 and Flan-T5.
+
+RMSNorm comes before each part, there are no biases, and scores are not scaled. Positions enter
+attention alone, as a bias by their distance in buckets, which all layers of the encoder share, and
+all of the decoder.
+"""
 
 import functools
 
@@ -21,10 +24,10 @@ from rag_jax.models.stack import Stack
 
 @functools.cache
 def bucket_starts(buckets: int, distance: int) -> np.ndarray:
-    """The least distance int32[buckets - 1] of every bucket after the first.
+    """The least distance of every bucket after the first, int32[buckets - 1].
 
-    Half of the buckets have one distance each, the others grow by a constant factor up to
-    `distance`. Whole numbers alone: logarithms of floats put 16 here or there.
+    Half of the buckets have one distance each; the others grow by a constant factor up to
+    `distance`. Everything is in integers: with logarithms, rounding decides where distance 16 is.
     """
     single = buckets // 2
     parts = buckets - single
@@ -37,10 +40,13 @@ def bucket_starts(buckets: int, distance: int) -> np.ndarray:
 
 def relative_bias(table: jax.Array, queries: jax.Array, keys: jax.Array, distance: int,
                   both_ways: bool) -> jax.Array:
-    """float32[1, H, Q, S] of a table float32[buckets, H], from positions int32[Q] to int32[S].
+    """The bias float32[1, H, Q, S] of attention from positions int32[Q] to positions int32[S].
 
-    both_ways: half of the buckets are for keys that come later; otherwise these count as distance
-    0, and are masked.
+    Args:
+      table: float32[buckets, H].
+      distance: where the last bucket begins.
+      both_ways: half of the buckets are for keys after the query. Otherwise such keys, which are
+        masked, count as distance 0.
     """
     behind_QS = queries[:, None] - keys[None]
     buckets = len(table) // 2 if both_ways else len(table)
@@ -52,7 +58,7 @@ def relative_bias(table: jax.Array, queries: jax.Array, keys: jax.Array, distanc
 
 
 def _parts(config: T5Config) -> Parts:
-    """Those of encoder and decoder."""
+    """The parts of the layers of encoder and decoder."""
     c, dtype = config, jnp.dtype(config.dtype)
     return Parts(functools.partial(Attention, c.heads, c.width, c.attention_dropout, dtype,
                                    c.init_std, c.fused_attention, c.head_size, biased=False,
@@ -64,8 +70,8 @@ def _parts(config: T5Config) -> Parts:
 
 
 class T5(encoder_decoder.EncoderDecoder):
-    """Encoder and decoder with one embedding table; the output layer's is that, or one of its own.
-    """
+    """Encoder and decoder, which share the table of token embeddings; the output layer's table is
+    the same, or its own."""
 
     packs = True
     config: T5Config

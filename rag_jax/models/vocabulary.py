@@ -1,11 +1,10 @@
-"""The generator's output layer; where targets are known, their log-probabilities and gradients.
+"""The generator's output layer, and log-probabilities of known targets with their gradients.
 
-Several tokens that end an answer are one outcome: the first of them stands for all, with the sum of
-their probabilities, and the others have none.
+Where several tokens end an answer, they are one outcome: the first has the sum of their
+probabilities, and the others have probability 0.
 
-Where targets are known, logits stand as [V, R], vocabulary first: the token table is then read as
-it lies in memory by the products of the forward and of the backward pass, and only states are
-transposed.
+For known targets, logits are [V, R], with the vocabulary first: the products of the forward and of
+the backward pass then read the token table as it is in memory, and transpose only states.
 """
 
 import functools
@@ -20,20 +19,20 @@ from rag_jax.types import Params
 
 
 def head(params: Params) -> tuple[jax.Array, jax.Array | None]:
-    """The table float32[V, D] and the bias float32[V], if any, of a generator's output layer: a
-    table of its own, or that of the embeddings."""
+    """The output layer's table float32[V, D], its own or that of the embeddings, and its bias
+    float32[V], if any, from a generator's parameters."""
     table = params["output"] if "output" in params else params["embedding"]
     return table, params.get("final_logits_bias")
 
 
 def logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: float = 0.0
            ) -> jax.Array:
-    """float32[..., V] = states [..., D] times the table, plus the bias."""
+    """Logits float32[..., V] of states [..., D]; cap: as for `layers.capped`."""
     def multiply(rows: jax.Array) -> jax.Array:
         return jnp.einsum("RD,VD->RV", rows, table.astype(rows.dtype),
                           preferred_element_type=jnp.float32)
 
-    # Of one matrix of all rows: XLA's CPU backend takes a third longer for arrays of more axes, and
+    # All rows are one matrix: XLA's CPU backend takes a third longer for arrays of more axes, and
     # longer still for `product` with the table transposed.
     found = by_rows(multiply, states.reshape(-1, states.shape[-1])).reshape(*states.shape[:-1], -1)
     if bias is not None:
@@ -42,7 +41,8 @@ def logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: flo
 
 
 def with_one_end(logits: jax.Array, ends: tuple[int, ...]) -> jax.Array:
-    """Logits float32[..., V] whose softmax has the sum of the `ends` at the first of them."""
+    """Logits float32[..., V] whose softmax gives the first of `ends` the sum over all of them, and
+    the others 0."""
     if not ends:
         return logits
     place = jnp.expand_dims(jnp.arange(logits.shape[-1]), range(logits.ndim - 1))
@@ -55,18 +55,18 @@ def with_one_end(logits: jax.Array, ends: tuple[int, ...]) -> jax.Array:
 def log_probs(table: jax.Array, bias: jax.Array | None, states: jax.Array, targets: jax.Array,
               smoothing: float, again: bool, cap: float = 0.0, ends: tuple[int, ...] = ()
               ) -> tuple[jax.Array, jax.Array]:
-    """log p(targets) by the softmax of states @ table.T + bias, and the same under label smoothing.
+    """log p(targets) by the softmax of states @ table.T + bias, and its label-smoothed form.
 
     Args:
-      table: float32[V, D];  bias: float32[V];  states: dtype[R, D];  targets: int32[R].
-      cap: of the logits, as for `layers.capped`.
+      table: float32[V, D];  bias: float32[V] or None;  states: dtype[R, D];  targets: int32[R].
       smoothing: as in `marginal.target_log_probs`.
-      again: the backward pass computes the logits anew. Otherwise the compiler may keep float32
-        [V, R] until then, which costs nothing where no other logits come between.
-      ends: as in `with_one_end`; the first of them alone is a target.
+      again: the backward pass computes the logits again. Otherwise the compiler may keep float32
+        [V, R] until then, which costs nothing if no other logits are computed in between.
+      cap: of the logits, as for `layers.capped`.
+      ends: as in `with_one_end`; only the first of them occurs in targets.
 
     Returns:
-      float32[R] each.
+      float32[R] each, in nats.
     """
     return _forward(table, bias, states, targets, smoothing, again, cap, ends)[0]
 
@@ -94,6 +94,7 @@ def _forward(table: jax.Array, bias: jax.Array | None, states: jax.Array, target
 
 
 def _total(logits_VR: jax.Array, ends: tuple[int, ...]) -> jax.Array:
+    """The logit float32[R] of all ends together."""
     return jax.nn.logsumexp(logits_VR[jnp.array(ends)], axis=0)
 
 
@@ -107,7 +108,7 @@ def _backward(smoothing: float, again: bool, cap: float, ends: tuple[int, ...], 
     places_V1 = jnp.arange(table.shape[0])[:, None]
     at_target_R = grad_R + (1 - smoothing) * smoothed_grad_R
     at_target_VR = jnp.where(places_V1 == targets[None], at_target_R[None], 0)
-    if ends:  # each in proportion to its share of their sum
+    if ends:  # the gradient is divided among them by their probabilities
         shares_VR = jnp.where(jnp.isin(places_V1, jnp.array(ends)),
                               jnp.exp(logits_VR - _total(logits_VR, ends)[None]), 0)
         at_target_VR = jnp.where((targets == ends[0])[None], at_target_R[None] * shares_VR,
