@@ -1,1 +1,1 @@
-"""Decoding: one beam search for every way from questions with passages to answers."""
+"""Decoding: from questions with passages to answers, by beam search, sampling or classification."""

@@ -1,7 +1,7 @@
-"""From a batch of questions with passages to answers, by every way of decoding.
+"""From a batch of questions with passages to answers, whichever way of decoding is chosen.
 
-`decode` gives answers as a whole. Where no token is ever taken back (`grows`), `begin` and `go_on`
-give the same ones as they grow.
+`decode` returns whole answers. Where no token is ever revised (`grows`), `begin` and `go_on` return
+the same answers while they are still growing.
 """
 
 from typing import NamedTuple
@@ -26,12 +26,12 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
     """Answers to every question; a pure function, to be jitted by the caller.
 
     Args:
-      model: any kind, or a classifier; scanned layers must be unstacked.
-      settings: how; static under jit.
-      params: query encoder and generator.
+      model: any kind, or a classifier; static under jit.
+      settings: static under jit.
+      params: all that the model needs; stacks of layers must be looped (`stack.unstack_layers`).
       batch: questions with passages; the targets are not read.
-      key: for sampling: one for the batch, or an array of one for each question, with which
-        samples do not depend on the question's place.
+      key: for sampling: one for the batch, or an array of one for each question, so that samples
+        do not depend on the question's place in the batch.
       temperature: of sampling, float32[B], for each question; None = that of the settings.
 
     Raises:
@@ -55,8 +55,8 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
 
     if at_once == questions:
         return run((batch, key, temperature))
-    # Each group takes questions from all over the batch: where the batch is split over devices,
-    # every device has its share of every group.
+    # A group takes its questions at equal distances from the whole batch, so that where the batch
+    # is split over devices, every device has a share of every group.
     groups = jax.tree.map(
         lambda x: x.reshape(at_once, -1, *x.shape[1:]).swapaxes(0, 1), (batch, key, temperature))
     decoded = jax.lax.map(run, groups)
@@ -65,15 +65,18 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
 
 
 class Growing(NamedTuple):
-    """A batch's answers between two of their tokens."""
+    """The state of a batch's answers between two tokens."""
 
     documents: Documents
     state: BeamState | sampling.State
 
 
 def grows(model: rag.RagModel, settings: Decoding, batch: Batch) -> bool:
-    """Whether a batch's answers grow from left to right, all at once: samples and those of greedy
-    searches. Several beams, or one for each document, change their mind, and labels are ranked."""
+    """Whether a batch's answers grow from left to right, all at the same time.
+
+    Samples do, and answers of greedy search. Several beams, or one for each document, may revise
+    tokens, and labels are ranked as a whole.
+    """
     if model.classes or settings.labels or _at_once(model, settings, batch) < len(batch.source_ids):
         return False
     return settings.sample or (settings.num_beams == 1 and _one_search(model, settings))
@@ -82,8 +85,11 @@ def grows(model: rag.RagModel, settings: Decoding, batch: Batch) -> bool:
 def begin(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
           key: jax.Array | None, temperature: jax.Array | None, until: jax.Array
           ) -> tuple[Decoded, Growing]:
-    """The first `until` int32[] tokens of the answers of `decode`, which are described as answers
-    are; from settings.max_length on, they are whole."""
+    """The first `until` int32[] tokens of the answers of `decode`, and the state for `go_on`.
+
+    The arguments and errors are those of `decode`. From `until` = settings.max_length on, the
+    answers are whole.
+    """
     params, key = _checked(model, settings, params, batch, key)
     read = documents.read(model, params, batch)
     begun = _begun(model, settings, params, read, key, temperature)
@@ -92,24 +98,25 @@ def begin(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
 
 def go_on(model: rag.RagModel, settings: Decoding, params: Params, growing: Growing,
           until: jax.Array) -> tuple[Decoded, Growing]:
-    """The same answers with more tokens."""
-    return _until(model, settings, _whole(model, params), growing, until)
+    """The same answers up to `until` tokens."""
+    return _until(model, settings, _gathered(model, params), growing, until)
 
 
 def _one_search(model: rag.RagModel, settings: Decoding) -> bool:
-    """Whether a search reads all documents of its question, and not one for each document."""
+    """Whether a question has one search over all of its documents, not one for each document."""
     return model.kind != "sequence" or settings.strategy == "marginal"
 
 
 def _begun(model: rag.RagModel, settings: Decoding, params: Params, read: Documents,
            keys: jax.Array | None, temperature: jax.Array | None) -> Growing:
-    """Answers before their first token."""
+    """The state before the first token."""
     return Growing(read, sampling.begin(model, read, settings, keys, temperature)
                    if settings.sample else mixture.begin(model, params, read, settings))
 
 
 def _until(model: rag.RagModel, settings: Decoding, params: Params, growing: Growing,
            until: jax.Array | int) -> tuple[Decoded, Growing]:
+    """The answers up to `until` tokens, and their state."""
     way, read = sampling if settings.sample else mixture, growing.documents
     state = way.advance(model, params, read, settings, growing.state, until)
     return way.answers(model, read, settings, state), Growing(read, state)
@@ -117,24 +124,24 @@ def _until(model: rag.RagModel, settings: Decoding, params: Params, growing: Gro
 
 def _checked(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
              key: jax.Array | None) -> tuple[Params, jax.Array | None]:
-    """The parameters as loops read them, and a key for each question."""
+    """The parameters as `_gathered`, and a key for each question; ValueError as `decode` says."""
     settings.check(model)
     if settings.sample != (key is not None):
         raise ValueError("sample=True needs a key, and nothing else takes one")
     if key is not None and key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(batch.source_ids)))
-    return _whole(model, params), key
+    return _gathered(model, params), key
 
 
-def _whole(model: rag.RagModel, params: Params) -> Params:
-    """With the generator's parameters gathered once, before its loops."""
+def _gathered(model: rag.RagModel, params: Params) -> Params:
+    """The parameters, with the generator's converted and gathered once, before the loops."""
     generator = parallel.gathered(in_dtype(params["generator"], model.generator.dtype),
                                   model.shapes(("generator",))["generator"])
     return {**params, "generator": generator}
 
 
 def _at_once(model: rag.RagModel, settings: Decoding, batch: Batch) -> int:
-    """How many questions of the batch fit the memory budget."""
+    """How many questions of the batch are decoded at once, by the memory budget."""
     questions, passages, source = batch.source_ids.shape
     if batch.prefixes is not None:
         source += batch.prefixes.keys.shape[-1]

@@ -1,13 +1,13 @@
 """Beam search as one pure function over an explicit state; num_beams=1 is greedy search.
 
-R independent searches run side by side, each with M live hypotheses (still growing) and M finished
-ones (ended with end_id). A search reads K documents at once and mixes their distributions of the
-next token; the log-probability of every token under each document is kept, so that posteriors and
-exact scores need no further pass.
+R independent searches run side by side, each with M live hypotheses, which still grow, and M
+finished ones, which ended with end_id. A search reads K documents at once and mixes their
+distributions of the next token. It keeps the log-probability of every token under each document, so
+that posteriors and exact scores need no further pass.
 
-The loop stops early once no live hypothesis can overtake the finished ones, whatever the length
-penalty: log-probabilities only fall as a hypothesis grows. Meanwhile the search notes the best
-score among everything that it dropped, which bounds all that it has not seen.
+Log-probabilities only fall as a hypothesis grows, so the loop can stop as soon as no live
+hypothesis can overtake the finished ones under the length penalty. For the same reason, the best
+score among all that a search has dropped is a bound on every answer that it has not seen.
 """
 
 import dataclasses
@@ -24,24 +24,24 @@ from rag_jax.marginal import MASKED
 
 
 class TokenIds(NamedTuple):
-    """Tokens with a meaning of their own."""
+    """The special tokens of a generator."""
 
-    start: int  # first input of the decoder; no part of a hypothesis
-    end: int  # ends a hypothesis
-    pad: int  # fills it up
+    start: int  # the decoder's first input, which is no part of a hypothesis
+    end: int  # the last token of a finished hypothesis
+    pad: int  # follows the end
 
 
 @dataclasses.dataclass(frozen=True)
 class Recursion:
-    """What gives the next token's distribution in R searches of K documents each.
+    """The model as R searches of K documents each see it: a distribution of the next token.
 
     Attributes:
       step: (last tokens int32[R, M], position int32[], carry) -> (log p(. | x, z, y_<t)
         float32[R, K, M, V], carry).
-      carry: state before the first step, with rows for R x M hypotheses.
+      carry: the state of `step` before the first token, for R x M hypotheses.
       reorder: (carry, beams int32[R, M]) -> carry whose hypothesis m is the former beams[:, m].
-      weigh: log p(y_<t | x, z) float32[R, M, K] -> log of the documents' weights float32[R, M, K]
-        in the next token's distribution.
+      weigh: log p(y_<t | x, z) float32[R, M, K] -> the documents' log weights float32[R, M, K] in
+        the distribution of the next token.
       rule: which tokens may come next.
       searches: R.
       documents: K.
@@ -60,28 +60,31 @@ class Hypotheses(NamedTuple):
     """M hypotheses of each search."""
 
     tokens: jax.Array  # int32[R, M, T], padded with pad_id after end_id
-    scores: jax.Array  # float32[R, M], sum of log p (forced tokens 0); MASKED where there is none
-    ranks: jax.Array  # float32[R, M], scores with the length penalty
+    # float32[R, M], the sum of log p, to which forced tokens add 0; MASKED for no hypothesis.
+    scores: jax.Array
+    ranks: jax.Array  # float32[R, M], the scores with the length penalty
     doc_log_p: jax.Array  # float32[R, M, T, K], log p(y_t | x, z, y_<t); 0 after end_id
 
 
 class Beams(NamedTuple):
-    """The M best hypotheses: ended ones by rank, then live ones cut at max_length."""
+    """The M best hypotheses: finished ones by rank, then live ones, cut at max_length."""
 
     hypotheses: Hypotheses
-    finished: jax.Array  # bool[R, M], ended with end_id
-    # float32[R], no other ended answer of max_length tokens scores above this; NaN where the model
-    # gave a NaN, and then all of doc_log_p is NaN: no hypothesis means anything.
+    finished: jax.Array  # bool[R, M], whether they ended with end_id
+    # float32[R]: no other ended answer of at most max_length tokens scores above this. Where the
+    # model returned a NaN, this is NaN, and so is all of doc_log_p: no hypothesis has a meaning.
     bound: jax.Array
 
 
 class BeamState(NamedTuple):
-    position: jax.Array  # int32[], tokens generated so far
+    """A search between two steps."""
+
+    position: jax.Array  # int32[], the number of tokens so far
     live: Hypotheses
     finished: Hypotheses
-    stopped: jax.Array  # bool[R], no live hypothesis can overtake the finished ones any more
-    bound: jax.Array  # float32[R], best score among what was dropped before the search stopped
-    carry: Any  # what `step` keeps: caches, rows in the order of the live hypotheses
+    stopped: jax.Array  # bool[R], whether no live hypothesis can overtake the finished ones
+    bound: jax.Array  # float32[R], the best score among all that was dropped before it stopped
+    carry: Any  # the state of `Recursion.step`, in the order of the live hypotheses
 
 
 class Candidates(NamedTuple):
@@ -89,15 +92,15 @@ class Candidates(NamedTuple):
 
     grown: Hypotheses  # 2M of each search
     origin: jax.Array  # int32[R, 2M], the live hypothesis that each continues
-    ends: jax.Array  # bool[R, 2M], by end_id
-    totals: jax.Array  # float32[R, M, V], scores of all continuations
-    beyond: jax.Array  # float32[R], the best score that is not among the 2M
-    broken: jax.Array  # bool[R], the model gave a NaN
+    ends: jax.Array  # bool[R, 2M], whether the new token is end_id
+    totals: jax.Array  # float32[R, M, V], the scores of all continuations
+    beyond: jax.Array  # float32[R], the best score of a continuation that is not among the 2M
+    broken: jax.Array  # bool[R], whether the model returned a NaN
     carry: Any
 
 
 def gather_beams(tree: Any, beams: jax.Array) -> Any:
-    """Picks hypotheses: leaves [R, M, ...] and beams int32[R, m] -> leaves [R, m, ...]."""
+    """Selects hypotheses: leaves [R, M, ...] and beams int32[R, m] -> leaves [R, m, ...]."""
     return jax.tree.map(
         lambda x: jnp.take_along_axis(x, beams.reshape(*beams.shape, *[1] * (x.ndim - 2)), axis=1),
         tree)
@@ -107,17 +110,17 @@ BLOCK = 128  # scores in a block of `best_of_many`
 
 
 def best_of_many(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The best of each row's scores, without sorting all.
+    """The `count` best scores of each row, as jax.lax.top_k finds them, but without sorting all.
 
-    The best `count` scores lie in the `count` blocks of highest maximum; among equals the first
-    ones win in both steps, since the chosen blocks keep their order. The last block of V scores may
-    be short: filling it up would copy all.
+    They are in the `count` blocks with the highest maxima. Among equal scores the first ones win,
+    as the chosen blocks keep their order. The last block of V scores may be short, because padding
+    it would copy all scores.
 
     Args:
       scores: float32[R, ..., V].
 
     Returns:
-      float32[R, count] and their places int32[R, count] in a row as one axis, as jax.lax.top_k.
+      The scores float32[R, count], and their places int32[R, count] in the row as one axis.
     """
     rows, size = scores.shape[0], scores.shape[-1]
     whole = size // BLOCK
@@ -126,21 +129,23 @@ def best_of_many(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     maxima = jnp.concatenate([filled.max(axis=-1), rest], axis=-1)
     blocks, maxima = maxima.shape[-1], maxima.reshape(rows, -1)
     _, chosen = jax.lax.top_k(maxima, min(count, maxima.shape[1]))
-    row, block = jnp.divmod(jnp.sort(chosen, axis=1), blocks)  # of [..., V] in the row of `scores`
+    # `row` counts the rows of V scores that a row of `scores` [..., V] has.
+    row, block = jnp.divmod(jnp.sort(chosen, axis=1), blocks)
     inside = block[..., None] * BLOCK + jnp.arange(BLOCK)[None, None]
     places = row[..., None] * size + jnp.minimum(inside, size - 1)
     places, real = places.reshape(rows, -1), (inside < size).reshape(rows, -1)
-    few = jnp.take_along_axis(scores.reshape(rows, -1), places, axis=1)
-    best, among = jax.lax.top_k(jnp.where(real, few, -jnp.inf), count)
-    return best, jnp.take_along_axis(places, among, axis=1)
+    candidates = jnp.take_along_axis(scores.reshape(rows, -1), places, axis=1)
+    best, order = jax.lax.top_k(jnp.where(real, candidates, -jnp.inf), count)
+    return best, jnp.take_along_axis(places, order, axis=1)
 
 
 def beam_search(recursion: Recursion, settings: Decoding, ids: TokenIds) -> Beams:
-    """The sequences of highest probability that a beam of `settings.num_beams` meets.
+    """The best answers that a search with `settings.num_beams` = M beams finds.
 
     Args:
       recursion: the model.
-      settings: num_beams M, max_length T, length_penalty, prefix.
+      settings: num_beams, max_length T, length_penalty and prefix are used; rules are in
+        `recursion.rule`.
       ids: the model's special tokens.
     """
     return best_beams(advance(recursion, settings, ids, first_state(recursion, settings, ids.pad),
@@ -149,7 +154,7 @@ def beam_search(recursion: Recursion, settings: Decoding, ids: TokenIds) -> Beam
 
 def advance(recursion: Recursion, settings: Decoding, ids: TokenIds, state: BeamState,
             until: jax.Array | int) -> BeamState:
-    """The search from this state on, to its end or until hypotheses have so many tokens."""
+    """Continues a search to its end, or until hypotheses have `until` tokens."""
     def running(state: BeamState) -> jax.Array:
         return (state.position < until) & ~state.stopped.all()
 
@@ -161,21 +166,21 @@ def advance(recursion: Recursion, settings: Decoding, ids: TokenIds, state: Beam
 
 
 def best_beams(end: BeamState) -> Beams:
-    """What a search has found, or has got so far."""
+    """The best hypotheses of a search, at its end or before."""
     both, beams = _join(end.finished, end.live), end.live.scores.shape[1]
-    # Both halves are sorted: ended, live, and places that were never filled.
+    # Both halves are sorted by rank: 0 = finished, 1 = live, 2 = no hypothesis.
     lives = jnp.int32(jnp.arange(2 * beams) >= beams)
-    order = jnp.where(both.scores > MASKED / 2, lives[None], 2)
-    picked = jnp.argsort(order, axis=1, stable=True)[:, :beams]
-    # What a NaN left of the scores may look like an answer of probability 1.
+    group = jnp.where(both.scores > MASKED / 2, lives[None], 2)
+    picked = jnp.argsort(group, axis=1, stable=True)[:, :beams]
+    # After a NaN, a hypothesis may look like an answer of probability 1.
     both = both._replace(doc_log_p=jnp.where(
         jnp.isnan(end.bound)[:, None, None, None], jnp.nan, both.doc_log_p))
-    return Beams(gather_beams(both, picked), jnp.take_along_axis(order, picked, axis=1) == 0,
+    return Beams(gather_beams(both, picked), jnp.take_along_axis(group, picked, axis=1) == 0,
                  end.bound)
 
 
 def first_state(recursion: Recursion, settings: Decoding, pad_id: int) -> BeamState:
-    """One live hypothesis without tokens in each search."""
+    """The state of searches with one live hypothesis each, which has no tokens."""
     searches, beams, length = recursion.searches, settings.num_beams, settings.max_length
     shape = (searches, beams)
     first_only = jnp.where(jnp.arange(beams) == 0, 0.0, MASKED).astype(jnp.float32)
@@ -189,16 +194,17 @@ def first_state(recursion: Recursion, settings: Decoding, pad_id: int) -> BeamSt
 
 def _candidates(recursion: Recursion, settings: Decoding, ids: TokenIds, state: BeamState
                 ) -> Candidates:
+    """The best continuations of the live hypotheses, by one step of the model."""
     position, live = state.position, state.live
     last = jnp.where(position == 0, ids.start, live.tokens[:, :, jnp.maximum(position - 1, 0)])
     doc_log_p_RKMV, carry = recursion.step(last, position, state.carry)
     log_p_RMV = marginal.mixture(recursion.weigh(live.doc_log_p.sum(axis=2)), doc_log_p_RKMV)
-    # A softmax with one NaN is NaN everywhere: any column shows it.
+    # A softmax with one NaN is NaN everywhere, so one column is enough to find it.
     broken = jnp.isnan(log_p_RMV[:, :, ids.end]).any(axis=1)
     log_p_RMV = recursion.rule(live.tokens, position, log_p_RMV)
     searches, beams, vocab = log_p_RMV.shape
     totals_RMV = live.scores[:, :, None] + log_p_RMV
-    # Each live hypothesis has one ending, so 2M candidates always hold M that go on.
+    # Each of M live hypotheses has one continuation that ends, so M of 2M candidates do not end.
     scores, flat = best_of_many(totals_RMV, 2 * beams + 1)
     beyond, scores, flat = scores[:, -1], scores[:, :-1], flat[:, :-1]  # -> [R, 2M]
     origin, tokens = flat // vocab, flat % vocab
@@ -214,26 +220,28 @@ def _candidates(recursion: Recursion, settings: Decoding, ids: TokenIds, state: 
 
 def _keep_best(state: BeamState, candidates: Candidates, settings: Decoding,
                reorder: Callable[[Any, jax.Array], Any], end_id: int) -> BeamState:
-    """The M best of the ended and of the live candidates, and the bound on all that is dropped."""
+    """The next state: the M best finished and live hypotheses, and the bound on all others."""
     grown, origin, ends = candidates.grown, candidates.origin, candidates.ends
     position, beams, length = state.position, settings.num_beams, settings.max_length
-    # An ending counts only among the first M: it beat what the beam goes on with.
+    # An ending is accepted only among the first M candidates: it then scores above the worst live
+    # hypothesis that the beam keeps.
     accepted = ends & (jnp.arange(2 * beams) < beams)[None]
     finished, worse, _ = _best(_join(state.finished, _only(grown, accepted)), beams)
     live, dropped, chosen = _best(_only(grown, ~ends), beams)
-    # -> bool[R, M, 2M], whether an accepted ending is that of live hypothesis m
+    # bool[R, M, 2M]: whether the candidate is an accepted ending of live hypothesis m.
     taken = accepted[:, None, :] & (origin[:, None, :] == jnp.arange(beams)[None, :, None])
     unaccepted = jnp.where(taken.any(axis=2), MASKED, candidates.totals[:, :, end_id]).max(axis=1)
-    # Scores are at most 0: the longest (or, for a reward of brevity, the next) length is best.
+    # As scores are at most 0, a rank is best at the greatest length, or, if the penalty is not
+    # above 0, at the next one.
     at_best = length if settings.search_penalty > 0 else position + 2
     stopped = _rank(live.scores[:, 0], at_best, settings) <= finished.ranks[:, -1]
     unfinished = jnp.maximum(jnp.where(stopped, live.scores[:, 0], MASKED),
                              jnp.maximum(dropped, candidates.beyond))
-    # What does not end at max_length is no answer.
+    # At max_length, what has not ended can no longer become an answer.
     unfinished = jnp.where(position + 1 < length, unfinished, MASKED)
     bound = jnp.stack([state.bound, worse, unaccepted, unfinished]).max(axis=0)
     bound = jnp.where(candidates.broken, jnp.nan, bound)  # NaN stays in a maximum
-    # A search that has stopped waits for the others, and they do not change its bound.
+    # A search that has stopped waits for the others; its bound no longer changes.
     bound = jnp.where(state.stopped, state.bound, bound)
     return BeamState(position + 1, live, finished, state.stopped | stopped, bound,
                      reorder(candidates.carry, gather_beams(origin, chosen)))
@@ -248,16 +256,19 @@ def _rank(scores: jax.Array, length: jax.Array | int, settings: Decoding) -> jax
 
 
 def _only(hypotheses: Hypotheses, kept: jax.Array) -> Hypotheses:
+    """The hypotheses where `kept`; elsewhere there is none."""
     return hypotheses._replace(scores=jnp.where(kept, hypotheses.scores, MASKED),
                                ranks=jnp.where(kept, hypotheses.ranks, MASKED))
 
 
 def _join(first: Hypotheses, second: Hypotheses) -> Hypotheses:
+    """The hypotheses of both, along the axis M."""
     return Hypotheses(*(jnp.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
 
 
 def _best(hypotheses: Hypotheses, count: int) -> tuple[Hypotheses, jax.Array, jax.Array]:
-    """The `count` of highest rank, the best score among the others, the places of the `count`."""
+    """The `count` hypotheses of highest rank, the best score of the others, and the places of the
+    former."""
     _, order = jax.lax.top_k(hypotheses.ranks, hypotheses.ranks.shape[1])
     picked, others = order[:, :count], order[:, count:]
     return (gather_beams(hypotheses, picked),

@@ -1,10 +1,10 @@
-"""The most probable answer, with proof: best-first search over prefixes.
+"""The most probable answer, with a proof: best-first search over prefixes.
 
-The probability of a prefix bounds that of everything that begins with it. Expanding the most
-probable prefixes first, and dropping those below the best answer found, ends with that answer
-proved best, or with the node budget spent. The queue lives on the host; prefixes are expanded some
-at a time on the device. Questions are searched one after the other, so that no more is encoded at
-once than one question's documents, and no more prefixes are expanded than fit the memory budget.
+The probability of a prefix bounds that of every answer that begins with it. The search expands the
+most probable prefixes first and drops those below the best answer found, until that answer is
+proved best or the node budget is spent. The queue is on the host; the device expands several
+prefixes at a time, as many as fit the memory budget. Questions are searched one after another, so
+that the documents of only one are encoded at a time.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ NEEDS = ("exact decoding needs length_penalty=0, forced_eos=False, sample=False:
 
 @functools.lru_cache(PROGRAMS)
 def _program(jit: Any, function: Callable, *static: Any, **settings: Any) -> Any:
-    """A function compiled for these arguments, which come first and are the same in every call."""
+    """`function`, jitted, with its first and its keyword arguments fixed."""
     return jit(functools.partial(function, *static, **settings))
 
 
@@ -48,19 +48,21 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
 
     Args:
       model, params, batch: as in `decode`; rows of weight 0 are not searched.
-      settings: rules and lengths, length_penalty 0, no forced </s>, no sampling; num_beams and
-        strategy serve for the first guess.
-      node_budget: prefixes to expand per question at most.
-      width: prefixes that are expanded together, where they fit settings.memory_mib.
+      settings: such that `settings.certifies(model)`; num_beams and strategy are those of the
+        search for a first guess.
+      node_budget: the most prefixes to expand for a question.
+      width: prefixes that are expanded together, if they fit settings.memory_mib.
       start: the result of `decode` with these settings; None = it is computed first.
-      jit: jax.jit or the like.
+      jit: jax.jit, or a function like it.
 
     Returns:
-      Host arrays: one answer to each question; where the budget was spent first, the best one found
-      so far, not certified. The bound is of what neither search has found.
+      One answer to each question, in host arrays. Where the budget was spent first, it is the best
+      one found so far and is not certified. The bound holds for all that neither search found.
 
     Raises:
-      ValueError: settings under which probability does not decide.
+      ValueError: under these settings the probability does not decide, or node_budget or width is
+        too small.
+      ScoreError: the model's scores are not finite.
     """
     if not settings.certifies(model):
         raise ValueError(NEEDS)
@@ -88,7 +90,7 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
 
 def _search_one(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
                 guess: Ranked, node_budget: int, width: int, jit: Any) -> tuple["_Search", Ranked]:
-    """For a batch of one question: the search when it has ended, and the best answer found."""
+    """The finished search for a batch of one question, and the best answer found."""
     documents = _program(jit, documents_module.read, model)(params, batch)
 
     def scored(tokens: np.ndarray) -> Ranked:
@@ -97,8 +99,8 @@ def _search_one(model: rag.RagModel, settings: Decoding, params: Params, batch: 
         return jax.device_get(ranked)._replace(valid=guess.valid)
 
     if model.kind == "sequence" and settings.strategy == "fast":
-        guess = scored(guess.tokens)  # its probability was the part that some documents gave
-    # Beams play no part in the expansion: one program whatever their number.
+        guess = scored(guess.tokens)  # fast decoding sums over some documents only
+    # Settings that only concern beams are set alike, so that one program serves all of them.
     grow = _program(jit, _expand, model, dataclasses.replace(
         settings, strategy="thorough", num_beams=1, num_return_sequences=1))
     width = answers_that_fit(model, settings.memory_mib, len(documents.mask), width,
@@ -116,7 +118,7 @@ def _search_one(model: rag.RagModel, settings: Decoding, params: Params, batch: 
 
 def _known(guess: Ranked, model: rag.RagModel, settings: Decoding
            ) -> tuple[float, tuple[int, ...]] | None:
-    """The score of a guess that ended, forced tokens at no cost, and its tokens."""
+    """The score of a guess without its forced tokens, and its tokens; None if it has not ended."""
     if not guess.finished[0, 0]:
         return None
     row = guess.tokens[0, 0].tolist()
@@ -127,14 +129,16 @@ def _known(guess: Ranked, model: rag.RagModel, settings: Decoding
 def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: Documents,
             prefixes: jax.Array, lengths: jax.Array, doc_scores: jax.Array
             ) -> tuple[jax.Array, jax.Array]:
-    """Next tokens of P prefixes of the one question that `documents` are about.
+    """The distributions of the next token after P prefixes, for the one question of `documents`.
 
     Args:
-      prefixes: int32[P, T], of `lengths` int32[P] tokens.
+      prefixes: int32[P, T].
+      lengths: int32[P], their numbers of tokens.
       doc_scores: float32[P, K], log p(prefix | x, z).
 
     Returns:
-      log p(. | x, prefix) float32[P, V] under the rules, log p(. | x, z, prefix) float32[P, K, V].
+      log p(. | x, prefix) float32[P, V], MASKED where the rules forbid a token, and
+      log p(. | x, z, prefix) float32[P, K, V].
     """
     passages = documents.log_prior.shape[1]
     inputs_PT = rag.shift_right(prefixes, model.start_id)
@@ -146,8 +150,11 @@ def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: 
     log_weights = weights(model.kind, documents.log_prior)(doc_scores[None])
     log_p_PV = marginal.mixture(log_weights, log_p_KPV[None])[0]
     rule = make_rule(settings, model.end_id)
-    allowed = jax.vmap(lambda *row: rule(row[0][None, None], row[1], row[2][None, None])[0, 0])
-    return allowed(prefixes, lengths, log_p_PV), log_p_KPV.swapaxes(0, 1)
+
+    def allowed(tokens: jax.Array, position: jax.Array, log_p: jax.Array) -> jax.Array:
+        return rule(tokens[None, None], position, log_p[None, None])[0, 0]
+
+    return jax.vmap(allowed)(prefixes, lengths, log_p_PV), log_p_KPV.swapaxes(0, 1)
 
 
 class _Search:
@@ -157,14 +164,16 @@ class _Search:
                  expand: Any):
         self.end, self.length, self.width = model.end_id, settings.max_length, width
         self.pad, self.expand = model.pad_id, expand
-        # Entries, best first: (-score, tokens, log p(tokens | x, z) of every document).
+        # Prefixes, best first: (-score, tokens, log p(tokens | x, z) for every document).
         self.queue: list[tuple[float, tuple[int, ...], tuple[float, ...]]] = [
             (0.0, (), (0.0,) * documents)]
-        self.left = -np.inf  # best score of what was left out of the queue
+        self.left = -np.inf  # the best score of a prefix that was left out of the queue
         self.score, self.answer = -np.inf, None
         self.expanded = 0
 
     def run(self, budget: int, known: tuple[float, tuple[int, ...]] | None) -> None:
+        """Searches from the score and tokens of a known answer, if any, until its answer is proved
+        or `budget` prefixes are expanded."""
         if known is not None:
             self.score, self.answer = known
         while self.queue and not self.proved and self.expanded < budget:
@@ -176,15 +185,16 @@ class _Search:
 
     @property
     def bound(self) -> float:
-        """No answer that was not found scores above this."""
+        """An upper bound on the scores of all answers that were not found."""
         return max(self.left, -self.queue[0][0] if self.queue else -np.inf, self.score - MARGIN)
 
     @property
     def proved(self) -> bool:
+        """Whether no other answer can score above the one found."""
         return self.answer is not None and self.bound <= self.score - MARGIN
 
     def _grow(self, nodes: list, most: int) -> None:
-        """Expands nodes, and keeps the `most` best prefixes: no more can ever be expanded."""
+        """Expands nodes and keeps the `most` best prefixes, as no more can ever be expanded."""
         prefixes = np.full((self.width, self.length), self.pad, np.int32)
         lengths = np.zeros(self.width, np.int32)
         doc_scores = np.zeros((self.width, len(nodes[0][2])))
@@ -201,7 +211,7 @@ class _Search:
                 self.score, self.answer = totals[row, self.end], (*nodes[row][1], self.end)
         hopeful = (totals > self.score - MARGIN) & (log_p > MASKED / 2)
         hopeful[:, self.end] = False
-        hopeful[lengths[: len(nodes)] + 1 == self.length] = False  # what is longer is no answer
+        hopeful[lengths[: len(nodes)] + 1 == self.length] = False  # its answers are too long
         rows, children = np.nonzero(hopeful)
         best_first = np.argsort(-totals[rows, children], kind="stable")
         self._leave_out(totals[rows, children][best_first[most:]])
@@ -216,5 +226,5 @@ class _Search:
         del self.queue[most:]
 
     def _leave_out(self, scores: np.ndarray) -> None:
-        """What is left out counts where something is proved."""
+        """Notes the scores of prefixes that are dropped, which a proof has to consider."""
         self.left = max(self.left, scores.max(initial=-np.inf))

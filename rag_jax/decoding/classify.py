@@ -1,7 +1,7 @@
-"""Classification (the paper's FEVER): p(class | x) over a set of labels.
+"""Classification, as in the paper's FEVER experiments: p(class | x) over a set of labels.
 
-By the generator, which says how probable each label is as an answer (section 3.4), or by a
-classification head (appendix E).
+It is computed by the generator, from the probability of each label as an answer (section 3.4), or
+by a classification head (appendix E).
 """
 
 import jax
@@ -17,11 +17,11 @@ from rag_jax.types import Batch, Params
 
 def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
            ) -> Decoded:
-    """All of settings.labels, the most probable first, documents summed out as in the model's kind.
+    """All of settings.labels as answers, the most probable first.
 
-    The answers' log_p is log p(class | x), normalised over the labels; their token_log_p are the
-    model's own and sum to log p(label's tokens | x). Labels of one token give the same result for
-    RAG-Token and RAG-Sequence (section 2.1).
+    Documents are summed out as in the model's kind. log_p is log p(class | x), normalised over the
+    labels; token_log_p are not normalised and sum to log p(label's tokens | x). Labels of one token
+    have the same log_p in RAG-Token and RAG-Sequence (section 2.1).
     """
     tokens, mask = _tokens(model, settings, documents.log_prior.shape[0])
     given = score(model, params, documents, tokens, mask, settings.memory_mib)
@@ -31,9 +31,10 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
 
 def decode_by_head(model: rag.RagModel, params: Params, batch: Batch, settings: Decoding
                    ) -> Decoded:
-    """As `decode`, by p(class | x) = sum_z p(z | x) p(class | x, z) of the classification head.
+    """As `decode`, with p(class | x) = sum_z p(z | x) p(class | x, z) of the classification head.
 
-    A class is decided as a whole: its label's first token has the log p and the others have 0.
+    As the head scores a class as a whole, the first token of its label has all of log p, and the
+    others have 0.
     """
     log_prior = rag.log_prior(model, params, batch)
     log_p = jax.nn.log_softmax(rag.class_logits(model, params, batch), axis=-1).swapaxes(1, 2)
@@ -57,9 +58,10 @@ def _tokens(model: rag.RagModel, settings: Decoding, questions: int
 
 
 def _ranked(given: Ranked, prior: jax.Array, exact: bool) -> Decoded:
+    """The given labels by their probability; exact: whether this order is certain."""
     questions = prior.shape[0]
-    given = given._replace(finished=jnp.ones_like(given.finished))  # a class is whole without </s>
+    given = given._replace(finished=jnp.ones_like(given.finished))  # even a label without </s>
     order = jnp.argsort(-given.log_p, axis=1)
     ranked = jax.tree.map(lambda x: x[jnp.arange(questions)[:, None], order], given)
-    certified = jnp.full(questions, exact)  # no class is left out
+    certified = jnp.full(questions, exact)  # as every class was scored
     return Decoded(ranked, prior, certified, jnp.full(questions, -jnp.inf))

@@ -1,11 +1,11 @@
-"""What hypotheses may go on with: rules on the next token's log-probabilities.
+"""Rules on which token may come next, applied to its log-probabilities.
 
 A rule takes (tokens int32[R, M, T], position int32[], log_p float32[R, M, V]) and returns log_p
-with MASKED for the tokens that it forbids; forbidden tokens' probability is not given to the
-others. A forced token gets log-probability 0, so that forcing does not change ranks.
+with MASKED for the tokens that it forbids; the others are not renormalised. A forced token gets
+log-probability 0, so that forcing it does not change ranks.
 
-Differs from Hugging Face: n-grams are those of the answer, without the decoder's start token. That
-matters for no_repeat_ngram_size=1 only, where BART's start token </s> could never end an answer.
+Differs from Hugging Face: n-grams are those of the answer, without the decoder's start token. This
+matters only for no_repeat_ngram_size=1, where BART's start token </s> could never end an answer.
 """
 
 import functools
@@ -21,7 +21,7 @@ Rule = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def make_rule(settings: Decoding, end_id: int) -> Rule:
-    """All rules of `settings`, one after the other; forced tokens override the rest."""
+    """All rules of `settings` as one; forced tokens override the others."""
     return functools.partial(_allowed, settings, end_id)
 
 
@@ -32,10 +32,10 @@ def _allowed(settings: Decoding, end_id: int, tokens: jax.Array, position: jax.A
         log_p = _no_repeat_ngram(settings.no_repeat_ngram_size, tokens, position, log_p)
     if settings.bad_words:
         log_p = _no_bad_words(settings.bad_words, tokens, position, log_p)
-    if settings.min_length > 1:  # end_id included
+    if settings.min_length > 1:  # which counts end_id
         early = (vocab == end_id) & (position + 1 < settings.min_length)
         log_p = jnp.where(early[None, None], MASKED, log_p)
-    forced = dict(enumerate(settings.prefix or ()))  # by position, the only token there
+    forced = dict(enumerate(settings.prefix or ()))  # position -> the only token there
     if settings.forced_bos is not None:
         forced[0] = settings.forced_bos
     if settings.forced_eos:
@@ -48,7 +48,7 @@ def _allowed(settings: Decoding, end_id: int, tokens: jax.Array, position: jax.A
 
 def _no_bad_words(words: tuple[tuple[int, ...], ...], tokens: jax.Array, position: jax.Array,
                   log_p: jax.Array) -> jax.Array:
-    """The last token of a word is forbidden after the word's other tokens."""
+    """Forbids the last token of each word after the word's other tokens."""
     if single := [word[0] for word in words if len(word) == 1]:
         log_p = log_p.at[:, :, jnp.array(single)].set(MASKED)
     for word in words:
@@ -62,7 +62,7 @@ def _no_bad_words(words: tuple[tuple[int, ...], ...], tokens: jax.Array, positio
 
 def _no_repeat_ngram(size: int, tokens: jax.Array, position: jax.Array, log_p: jax.Array
                      ) -> jax.Array:
-    """Forbids every token that would complete an n-gram of `size` for the second time."""
+    """Forbids every token that would repeat an n-gram of `size` tokens."""
     searches, beams, length = tokens.shape
     starts = max(length - size + 1, 0)
     if not starts:
@@ -78,6 +78,6 @@ def _no_repeat_ngram(size: int, tokens: jax.Array, position: jax.Array, log_p: j
 
 
 def _last(tokens: jax.Array, position: jax.Array, count: int) -> jax.Array:
-    """The `count` tokens before `position`, [R, M, count]; junk where there are fewer."""
+    """The `count` tokens before `position`, [R, M, count]; undefined if there are fewer."""
     places = jnp.maximum(position - count + jnp.arange(count), 0)
     return tokens[:, :, places]

@@ -1,10 +1,10 @@
-"""The documents of a batch as the decoder reads them: encoded once, whatever is decoded.
+"""The documents of a batch as the decoder reads them: encoded once for all that is decoded.
 
-What the generator keeps of a document is computed once and is shared by all hypotheses about it;
-their own past is masked, not moved (`models.generator` says how).
+What the generator keeps of a document is computed once and shared by all hypotheses. A hypothesis's
+own past is selected by a mask, and never moved in memory (see `models.generator`).
 
-Rows are documents, question-major: R = B*K. Fusion-in-Decoder has K = 1 everywhere below: all
-passages of a question are one document, with the places of all of them.
+Rows are the R = B*K documents, the K of a question one after another. In Fusion-in-Decoder, K is 1
+here: all passages of a question are one document, which has the places of all of them.
 """
 
 import functools
@@ -24,46 +24,48 @@ from rag_jax.types import Batch, Params
 
 
 class Past(NamedTuple):
-    """The tokens so far of M hypotheses about every document; a search has R/searches of these."""
+    """The past of M hypotheses of each search, for each of its R/searches documents."""
 
-    layers: tuple[KeysValues, ...]  # of self-attention, over places [T, M] as one axis
-    lineage: jax.Array  # int32[searches, M, T], the place m at step t where a hypothesis stood
+    layers: tuple[KeysValues, ...]  # of self-attention, for places [T, M] as one axis
+    lineage: jax.Array  # int32[searches, M, T], where among the M the token of step t is kept
 
 
 class Documents(NamedTuple):
-    prior: jax.Array  # float32[B, number of passages], p(z | x) of the retriever
-    log_prior: jax.Array  # float32[B, K], log p of the documents: of the passages, or 0 of one
+    """A batch of questions whose documents are encoded."""
+
+    prior: jax.Array  # float32[B, passages], p(z | x) of the retriever
+    log_prior: jax.Array  # float32[B, K], log p of the documents (`rag.document_prior`)
     source: Source
 
     @property
     def mask(self) -> jax.Array:
-        """bool[R, S], where the documents have tokens."""
+        """bool[R, S], True where the documents have tokens."""
         return self.source.mask
 
 
 def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     """Encodes every document with its question."""
-    def encode(given: tuple[Any, ...]) -> Source:
-        return _apply(model, params, lambda generator: generator.read(*given))
+    def encode(inputs: tuple[Any, ...]) -> Source:
+        return _apply(model, params, lambda generator: generator.read(*inputs))
 
     log_prior = rag.log_prior(model, params, batch)
-    given = rag.as_documents(model, batch)
+    inputs = rag.as_documents(model, batch)
     if batch.prefixes is not None:
-        given += (_before(model, batch),)
-    count = len(given[0])
-    at_once = documents_at_once(model, *given[0].shape)
+        inputs += (_before(model, batch),)
+    count = len(inputs[0])
+    at_once = documents_at_once(model, *inputs[0].shape)
     if at_once == count or parallel.row_parts(batch.source_ids) > 1:
-        read = encode(given)
+        source = encode(inputs)
     else:
-        read = jax.lax.platform_dependent(
-            given, cpu=functools.partial(_in_groups, encode, count // at_once), default=encode)
-    return Documents(jnp.exp(log_prior), rag.document_prior(model, log_prior), read)
+        source = jax.lax.platform_dependent(
+            inputs, cpu=functools.partial(_in_groups, encode, count // at_once), default=encode)
+    return Documents(jnp.exp(log_prior), rag.document_prior(model, log_prior), source)
 
 
 def _before(model: rag.RagModel, batch: Batch) -> Source:
-    """What is kept of each passage by itself, as `Generator.read` takes it."""
+    """What was kept of the passages, as `Generator.read` takes it."""
     keys, values, lengths_BK = batch.prefixes
-    if model.fuses:  # missing passages are masked, all of them
+    if model.fuses:  # missing passages are masked as a whole
         lengths_BK = jnp.where(batch.doc_mask, lengths_BK, 0)
     layers = tuple(KeysValues(*(x[:, :, number].reshape(-1, *x.shape[3:]) for x in (keys, values)))
                    for number in range(keys.shape[2]))
@@ -72,30 +74,30 @@ def _before(model: rag.RagModel, batch: Batch) -> Source:
 
 
 def _in_groups(function: Callable[[Any], Any], count: int, rows: Any) -> Any:
-    """function(rows), one of `count` groups of rows after the other."""
+    """function(rows), computed for `count` groups of rows one after another."""
     groups = jax.tree.map(lambda x: x.reshape(count, -1, *x.shape[1:]), rows)
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), jax.lax.map(function, groups))
 
 
 def empty_past(documents: Documents, searches: int, hypotheses: int, length: int) -> Past:
-    """Room for M hypotheses of `length` tokens in each search."""
-    def room(layer: KeysValues) -> KeysValues:
+    """A past for M hypotheses of at most `length` tokens in each search, without tokens."""
+    def empty(layer: KeysValues) -> KeysValues:
         rows, heads, size, _ = layer.keys.shape
         keys = jnp.zeros((rows, heads, size, length * hypotheses), layer.keys.dtype)
         return KeysValues(keys, keys.swapaxes(2, 3))
 
     own = jnp.broadcast_to(jnp.arange(hypotheses)[None, :, None], (searches, hypotheses, length))
-    return Past(tuple(map(room, documents.source.layers)), own)
+    return Past(tuple(map(empty, documents.source.layers)), own)
 
 
 def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.Array,
          position: jax.Array, past: Past) -> tuple[jax.Array, Past]:
-    """One token of every hypothesis about every document.
+    """Log-probabilities of the next token of every hypothesis, given each document.
 
     Args:
       tokens: int32[searches, M], the decoder's inputs; a search reads R/searches = K documents.
-      position: int32[], their place.
-      past: keys and values of the positions before.
+      position: int32[], that of these inputs.
+      past: of the positions before.
 
     Returns:
       log p(next token | x, z, tokens so far) float32[searches, K, M, V], and `past` with this
@@ -119,7 +121,7 @@ def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.
 
 
 def log_probs(model: rag.RagModel, params: Params, states: jax.Array) -> jax.Array:
-    """log p of every token float32[..., V] from decoder states dtype[..., D]."""
+    """log p of every token, float32[..., V], from decoder states dtype[..., D]."""
     logits = vocabulary.logits(
         *vocabulary.head(params["generator"]), states, model.generator.logit_cap)
     logits = vocabulary.with_one_end(logits, model.generator.end_tokens)
@@ -128,7 +130,7 @@ def log_probs(model: rag.RagModel, params: Params, states: jax.Array) -> jax.Arr
 
 def states(model: rag.RagModel, params: Params, documents: Documents, inputs: jax.Array
            ) -> jax.Array:
-    """Teacher-forced decoder states of A answers about every document.
+    """Teacher-forced decoder states of A answers for every document.
 
     Args:
       inputs: int32[R, A, T], answers shifted right.
@@ -141,7 +143,7 @@ def states(model: rag.RagModel, params: Params, documents: Documents, inputs: ja
 
 def target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
                      targets: jax.Array) -> jax.Array:
-    """log p(y_t | x, z, y_<t) float32[R, A, T] of A answers int32[R, A, T] about every document."""
+    """log p(y_t | x, z, y_<t) float32[R, A, T] of A answers int32[R, A, T] for every document."""
     rows, count, length = targets.shape
     flat = targets.reshape(rows * count, length)
     inputs = rag.shift_right(flat, model.start_id).reshape(targets.shape)
@@ -152,4 +154,5 @@ def target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
 
 
 def _apply(model: rag.RagModel, params: Params, function: Callable[[Generator], Any]) -> Any:
+    """function(generator), with these parameters."""
     return nn.apply(function, model.generator_module)({"params": params["generator"]})

@@ -1,4 +1,4 @@
-"""How much fits into the memory budget: estimates from shapes, in bytes."""
+"""How much is computed at once: estimates of memory from shapes, in bytes."""
 
 import jax.numpy as jnp
 
@@ -7,13 +7,13 @@ from rag_jax.models.rag import RagModel
 
 FLOAT = 4
 MIB = 2**20
-CACHED = 16 * MIB  # of feed-forward states, with which a CPU encodes fastest
-BUSY = 1024  # tokens of a pass that keep a device busy; larger passes score more in vain
+CACHED = 16 * MIB  # feed-forward states of as many bytes are encoded fastest on a CPU
+BUSY = 1024  # tokens in a pass that keep a device busy
 
 
 def question_bytes(model: RagModel, settings: Decoding, passages: int, source: int) -> int:
-    """Encoding K passages of S tokens and searching them with M hypotheses of T tokens about each,
-    or, fused, about all."""
+    """Bytes to encode K passages of S tokens and to search them with M hypotheses of T tokens for
+    each passage or, in Fusion-in-Decoder, for all of them."""
     c, length = model.generator, settings.max_length
     beams = settings.num_return_sequences if settings.sample else settings.num_beams
     stored = jnp.dtype(c.dtype).itemsize
@@ -27,7 +27,7 @@ def question_bytes(model: RagModel, settings: Decoding, passages: int, source: i
 
 
 def candidate_bytes(model: RagModel, length: int, source: int) -> int:
-    """Scoring one answer of T tokens under one passage of S tokens."""
+    """Bytes to score one answer of T tokens given one passage of S tokens."""
     c = model.generator
     heads, mlp_width = c.decoder_sizes
     hidden = length * (8 * c.width + 2 * mlp_width) + heads * length * source
@@ -36,7 +36,8 @@ def candidate_bytes(model: RagModel, length: int, source: int) -> int:
 
 def questions_at_once(model: RagModel, settings: Decoding, questions: int, passages: int,
                       source: int) -> int:
-    """The largest divisor of `questions` that fits half the budget; 1 where none does."""
+    """How many questions are decoded at once: the largest divisor of `questions` that fits half the
+    budget, or 1 if none does."""
     if not settings.memory_mib:
         return questions
     room = settings.memory_mib * MIB // 2
@@ -44,11 +45,11 @@ def questions_at_once(model: RagModel, settings: Decoding, questions: int, passa
 
 
 def documents_at_once(model: RagModel, documents: int, passages: int, source: int) -> int:
-    """How many documents of K passages of S tokens a CPU encodes at once: a divisor of
+    """How many documents of some passages of S tokens a CPU encodes at once: a divisor of
     `documents`.
 
-    A product of 6,400 rows takes it a third longer than ten of 640, whose operands stay in its
-    cache.
+    One product of 6,400 rows takes it a third longer than ten products of 640 rows, whose operands
+    stay in its cache.
     """
     return _divisor(documents, CACHED // (FLOAT * passages * source * model.generator.mlp_width))
 
@@ -60,10 +61,10 @@ def _divisor(number: int, most: int) -> int:
 
 def candidates_at_once(model: RagModel, memory_mib: int, rows: int, candidates: int, length: int,
                        source: int) -> int:
-    """How many answers per passage, of R passages, to score in one pass; at least 1.
+    """How many answers to score in one pass for each of `rows` passages; at least 1.
 
-    No more than fit half the budget, and no more than keep the device busy: the passes end with
-    the last answer that is needed, so small ones leave out more of what is not.
+    They fit half the budget, and are no more than keep the device busy: after the last answer that
+    is needed there are no more passes, so that small passes score fewer answers in vain.
     """
     enough = min(candidates, -(-BUSY // (rows * length)))
     return answers_that_fit(model, memory_mib, rows, enough, length, source)
@@ -71,7 +72,7 @@ def candidates_at_once(model: RagModel, memory_mib: int, rows: int, candidates: 
 
 def answers_that_fit(model: RagModel, memory_mib: int, rows: int, answers: int, length: int,
                      source: int) -> int:
-    """How many of `answers` per passage, of R passages, fit half the budget; at least 1."""
+    """How many of `answers` for each of `rows` passages fit half the budget; at least 1."""
     if not memory_mib:
         return answers
     room = memory_mib * MIB // 2

@@ -1,10 +1,12 @@
-"""One search with the documents summed out: RAG-Token, and RAG-Sequence's own recursion.
+"""One search with the documents summed out: for RAG-Token, and for RAG-Sequence as a recursion.
 
-Both models are autoregressive in p(y_t | x, y_<t) = sum_z w_t(z) p(y_t | x, z, y_<t):
-  RAG-Token (section 2.1): w_t(z) = p(z | x);
-  RAG-Sequence: w_t(z) = p(z | x, y_<t), proportional to p(z | x) p(y_<t | x, z), so that the
-  product over t is sum_z p(z | x) prod_t p(y_t | x, z, y_<t). Its scores are exact at every step.
-Fusion-in-Decoder has one document, and its weight is 1.
+Both models are autoregressive, with p(y_t | x, y_<t) = sum_z w_t(z) p(y_t | x, z, y_<t).
+
+  RAG-Token (section 2.1): w_t(z) = p(z | x).
+  RAG-Sequence: w_t(z) = p(z | x, y_<t), which is proportional to p(z | x) p(y_<t | x, z). The
+    product over t is then sum_z p(z | x) prod_t p(y_t | x, z, y_<t), so scores are exact at every
+    step.
+  Fusion-in-Decoder: there is one document, with weight 1.
 """
 
 import functools
@@ -25,9 +27,10 @@ from rag_jax.types import Params
 
 
 def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """The function log p(y_<t | x, z) float32[B, M, K] -> log w_t(z) float32[B, M, K]."""
+    """The function log p(y_<t | x, z) float32[B, M, K] -> log w_t(z) float32[B, M, K], for a kind
+    of model with log p(z | x) float32[B, K]."""
     if kind == "sequence":
-        real = log_prior[:, None] > MASKED / 2  # without any document, no weight is given
+        real = log_prior[:, None] > MASKED / 2  # or else masked documents alone would have weights
         return lambda log_p: jnp.where(
             real, jax.nn.log_softmax(log_prior[:, None] + log_p, axis=-1), MASKED)
     return lambda log_p: jnp.broadcast_to(log_prior[:, None], log_p.shape)
@@ -35,13 +38,14 @@ def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]
 
 def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
            searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Beams:
-    """Beam search over groups of R/searches documents each."""
+    """Beam search; each of the `searches` has R/searches documents, with weights by `weigh`."""
     recursion = _recursion(model, params, documents, settings, searches, weigh)
     return beam.beam_search(recursion, settings, _ids(model))
 
 
 def _recursion(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
                searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Recursion:
+    """The model as these searches see it, before their first token."""
     past = empty_past(documents, searches, settings.num_beams, settings.max_length)
 
     def reorder(past: Past, beams: jax.Array) -> Past:
@@ -58,29 +62,28 @@ def _ids(model: rag.RagModel) -> TokenIds:
 
 def _marginal(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
               ) -> Recursion:
-    """One search for each question, with its documents summed out."""
+    """`_recursion` of one search for each question, with its documents summed out."""
     return _recursion(model, params, documents, settings, documents.log_prior.shape[0],
                       weights(model.kind, documents.log_prior))
 
 
 def begin(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
           ) -> BeamState:
-    """The search of RAG-Token, Fusion-in-Decoder, or RAG-Sequence by its recursion, before its
-    first token."""
+    """The state of one search for each question, before its first token."""
     return beam.first_state(
         _marginal(model, params, documents, settings), settings, model.pad_id)
 
 
 def advance(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
             state: BeamState, until: jax.Array | int) -> BeamState:
-    """As `beam.advance`."""
+    """Continues the searches, as `beam.advance`."""
     return beam.advance(
         _marginal(model, params, documents, settings), settings, _ids(model), state, until)
 
 
 def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state: BeamState
             ) -> Decoded:
-    """What the search has found, or has got so far."""
+    """The best answers of the searches, at their end or before."""
     beams = beam.best_beams(state)
     best, count = beams.hypotheses, settings.num_return_sequences
     certified, bound = certify(model, settings, best.scores[:, 0], beams.finished[:, 0],

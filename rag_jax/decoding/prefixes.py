@@ -1,10 +1,9 @@
-"""What a decoder-only generator keeps of passages, from one question to the next.
+"""A cache of passages that a decoder-only generator has read, from one question to the next.
 
 In a prompt the passage comes before the question, so that its keys and values depend on no
-question. With room for them, an input is read in two parts, by two programs: its passage alone,
-unless what was kept of it is there still, and then what follows the passage, about that. Both run
-on the same numbers whether the passage was met before or not: what there is room for changes no bit
-of an answer.
+question. With a cache, an input is read in two parts, by two programs: first its passage, unless
+that is cached, and then what follows the passage. Both programs get the same numbers whether the
+passage was cached or not, so that the size of the cache changes no bit of an answer.
 """
 
 import collections
@@ -27,16 +26,17 @@ from rag_jax.types import Params
 
 KeysValues = tuple[np.ndarray, np.ndarray]  # dtype[layers, G, C, P] and dtype[layers, G, P, C]
 Passages = collections.OrderedDict[tuple[int, bytes], KeysValues]  # by padded length and tokens
-# Rows of tokens, and the length to which each is padded -> dtype[rows, layers, G, C, P] and dtype[
-# rows, layers, G, P, C] on the host, with P the longest of these lengths.
+# (rows of tokens, the length to which each is padded) -> keys dtype[rows, layers, G, C, P] and
+# values dtype[rows, layers, G, P, C] on the host, where P is the greatest of these lengths. G is
+# the number of heads of keys and values.
 Reader = Callable[[Sequence[Sequence[int]], Sequence[int]], KeysValues]
 
 
 class KeptPrefixes:
-    """Keys and values of the passages that were read last, by one generator, in host memory.
+    """Keys and values, in host memory, of the passages that one generator has read last.
 
-    They are known by their tokens, as another index may have another text under the same number.
-    Threads may share it.
+    A passage is identified by its tokens, because its number may mean another text in another
+    index. Threads may share an instance.
     """
 
     def __init__(self):
@@ -48,12 +48,12 @@ class KeptPrefixes:
         return len(self._kept)
 
     def reader(self, model: rag.RagModel, params: Params, mib: int) -> Reader:
-        """What reads the beginnings of inputs with these parameters, and keeps `mib` MiB of them;
-        what was kept of other parameters is dropped."""
+        """A function that reads passages with these parameters and keeps `mib` MiB of them. What
+        other parameters have read is dropped."""
         config, weights = model.generator, jax.tree.leaves(params["generator"])
         with self._lock:
-            of, known = self._generator
-            if of != config or len(known) != len(weights) or any(
+            known_config, known = self._generator
+            if known_config != config or len(known) != len(weights) or any(
                     ref() is not weight for ref, weight in zip(known, weights, strict=True)):
                 self._kept = collections.OrderedDict()
                 self._generator = config, [weakref.ref(weight) for weight in weights]
@@ -61,14 +61,15 @@ class KeptPrefixes:
 
     def _read(self, kept: Passages, config: GeneratorConfig, params: Params, mib: int,
               rows: Sequence[Sequence[int]], padded: Sequence[int]) -> KeysValues:
+        """The `Reader` of these parameters."""
         keys = [(length, np.array(row, np.int32).tobytes())
                 for row, length in zip(rows, padded, strict=True)]
         with self._lock:
             found = {key: kept[key] for key in keys if key in kept}
         new = {key: _program(config)(params, *_padded(row, key[0]))
                for key, row in dict(zip(keys, rows, strict=True)).items() if key not in found}
-        for (length, row), read in new.items():  # all of them are under way
-            tokens = len(row) // 4
+        for (length, row), read in new.items():  # all were dispatched before the first is fetched
+            tokens = len(row) // 4  # of int32
             whole_keys, whole_values = parallel.fetch(read)
             found[length, row] = (whole_keys[..., :tokens].copy(),
                                   whole_values[..., :tokens, :].copy())
@@ -79,7 +80,7 @@ class KeptPrefixes:
             excess = sum(map(_bytes, kept.values())) - mib * MIB
             while excess > 0:
                 excess -= _bytes(kept.popitem(last=False)[1])
-        return _side_by_side([found[key] for key in keys], max(padded))
+        return _stacked([found[key] for key in keys], max(padded))
 
 
 def _bytes(kept: KeysValues) -> int:
@@ -87,13 +88,14 @@ def _bytes(kept: KeysValues) -> int:
 
 
 def _padded(row: Sequence[int], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Ids int32[1, 1, S] of one passage, and their mask."""
+    """Ids int32[1, 1, S] of one passage, padded to `length`, and their mask."""
     ids = np.zeros((1, 1, length), np.int32)
     ids[0, 0, : len(row)] = row
     return ids, np.arange(length)[None, None] < len(row)
 
 
-def _side_by_side(kept: Sequence[KeysValues], length: int) -> KeysValues:
+def _stacked(kept: Sequence[KeysValues], length: int) -> KeysValues:
+    """Keys and values of several passages in one array each, padded to `length`."""
     first_keys, first_values = kept[0]
     keys = np.zeros((len(kept), *first_keys.shape[:-1], length), first_keys.dtype)
     values = np.zeros((len(kept), *first_values.shape[:-2], length, first_values.shape[-1]),

@@ -1,4 +1,4 @@
-"""What decoding hands back: answers with their probabilities and where these come from."""
+"""The results of decoding: answers with their probabilities, posteriors and certificates."""
 
 from typing import NamedTuple
 
@@ -26,18 +26,19 @@ class ScoreError(DecodingError, NotFiniteError):
 
 
 class Ranked(NamedTuple):
-    """The A answers to each question of a batch, best first (samples: as drawn).
+    """The A answers to each question of a batch, best first; samples in the order drawn.
 
-    K = 1 where all passages are one document (Fusion-in-Decoder): its posterior is 1.
+    For Fusion-in-Decoder, where all passages are one document, K is 1 and posteriors are 1.
     """
 
     tokens: jax.Array  # int32[B, A, T], padded after </s>
-    log_p: jax.Array  # float32[B, A], log p(y | x); fast: its lower bound from the beams
+    log_p: jax.Array  # float32[B, A], log p(y | x) in nats; "fast": its lower bound from the beams
     token_log_p: jax.Array  # float32[B, A, T], log p(y_t | x, y_<t), 0 after </s>; sums to log_p
-    posterior: jax.Array  # float32[B, A, K], p(z | x, y); RAG-Token: mean over the tokens
-    # RAG-Token p(z | x, y_t, y_<t), RAG-Sequence p(z | x, y_<=t); 0 after </s>.
-    token_posterior: jax.Array  # float32[B, A, K, T]
-    # bool[B, A], ended with </s>, or a class; the others are cut at max_length.
+    posterior: jax.Array  # float32[B, A, K], p(z | x, y); RAG-Token: its mean over the tokens
+    # float32[B, A, K, T], p(z | x, y_<=t) of RAG-Sequence, p(z | x, y_t, y_<t) of RAG-Token; 0
+    # after </s>.
+    token_posterior: jax.Array
+    # bool[B, A], whether the answer ended with </s> or is a class; others are cut at max_length.
     finished: jax.Array
     valid: jax.Array  # bool[B, A], False where there are fewer answers than asked for
 
@@ -47,11 +48,11 @@ class Decoded(NamedTuple):
 
     ranked: Ranked
     prior: jax.Array  # float32[B, K], p(z | x)
-    # bool[B], no other answer that is allowed has a higher probability under the model, in float32:
-    # nothing that was not found comes within MARGIN, and what was found is ranked as computed.
+    # bool[B], whether it is proved that no other allowed answer is more probable under the model in
+    # float32: what was not found is less probable by MARGIN, and what was found ranks as computed.
     certified: jax.Array
-    # float32[B], no ended answer that the search has not found is more probable; inf = unknown.
-    # Found are all answers that ended in a beam, also those that `ranked` has no room for.
+    # float32[B], an upper bound on log p of every ended answer that was not found; inf = unknown.
+    # All answers that ended in a beam are found, also those for which `ranked` has no room.
     bound: jax.Array
     # int[B], prefixes that a best-first search has expanded; None = there was no such search.
     expanded: np.ndarray | None = None
@@ -63,9 +64,9 @@ class Decoded(NamedTuple):
 
 
 def faults(decoded: Decoded) -> dict[int, DecodingError]:
-    """What keeps questions from having an answer at all, by their row; arrays are on the host.
+    """For rows of questions that cannot have an answer, the reason; `decoded` is in host memory.
 
-    A question without any passage has no valid answer either; that is no fault.
+    A question without any passage has no valid answer either, which is no fault.
     """
     ranked, errors = decoded.ranked, {}
     nothing = ~ranked.valid.any(axis=1) & (decoded.prior > 0).any(axis=1)
@@ -80,10 +81,10 @@ def faults(decoded: Decoded) -> dict[int, DecodingError]:
 
 
 def until_end(tokens: jax.Array, end_id: int, count: jax.Array | None = None) -> jax.Array:
-    """bool like `tokens` [..., T]: everything up to and with the first end_id.
+    """bool[..., T], True for `tokens` [..., T] up to the first end_id, with it.
 
-    count: int32[], how many there are of T by now, for what pads the others may be end_id, too;
-      None = all.
+    count: int32[], the number of tokens so far, as the padding behind them may equal end_id;
+      None = T.
     """
     ends = (tokens == end_id).astype(jnp.int32)
     mask = jnp.cumsum(ends, axis=-1) - ends == 0
@@ -94,15 +95,17 @@ def until_end(tokens: jax.Array, end_id: int, count: jax.Array | None = None) ->
 
 def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
             doc_log_p: jax.Array, valid: jax.Array, end_id: int) -> Ranked:
-    """Probabilities and posteriors of answers from what each document says of every token.
+    """Probabilities and posteriors of answers, from the log-probability of every token under each
+    document.
 
     Args:
       kind: the model's.
-      log_prior: float32[B, K].
+      log_prior: float32[B, K], log p of the documents.
       tokens: int32[B, A, T].
       mask: bool[B, A, T], False in padding.
       doc_log_p: float32[B, A, T, K], log p(y_t | x, z, y_<t).
       valid: bool[B, A].
+      end_id: the token that ends an answer.
     """
     doc_log_p = jnp.where(mask[..., None], doc_log_p, 0.0)
     log_prior_B11K = log_prior[:, None, None, :]
@@ -127,9 +130,9 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
 
 
 def rank(log_p: jax.Array, tokens: jax.Array, settings: Decoding, end_id: int) -> jax.Array:
-    """log p / length**length_penalty float32[..., A] of answers [..., A, T].
+    """log p / length**length_penalty float32[..., A] of answers int32[..., A, T].
 
-    log_p: without that of the tokens that are forced first.
+    log_p: float32[..., A], without the log p of the first tokens if these are forced.
     """
     if not settings.length_penalty:
         return log_p
@@ -142,11 +145,17 @@ MARGIN = 1e-4  # nats; sums over an answer's tokens are more exact than this in 
 
 def certify(model: RagModel, settings: Decoding, scores: jax.Array, finished: jax.Array,
             bound: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether ended answers of float32[B] scores are certainly the best, and the bound if claimed.
+    """Whether the best answers found are proved to be the best of all, bool[B], and a bound on the
+    others, float32[B], or inf where `Decoding.certifies` does not allow one.
 
-    Among all ended answers of at most max_length tokens that the rules allow. The probability of
-    a prefix bounds that of its completions, so `bound` covers all that a search has dropped.
-    Nothing is claimed of bfloat16 towers, whose sums differ by more than MARGIN.
+    The others are all ended answers of at most max_length tokens that the rules allow. As the
+    probability of a prefix bounds that of its completions, the bound on what a search has dropped
+    covers them.
+
+    Args:
+      scores: float32[B], of the best answers found.
+      finished: bool[B], whether these have ended.
+      bound: float32[B], the best score among what the search has dropped.
     """
     if not settings.certifies(model):
         return jnp.zeros(scores.shape, bool), jnp.full(scores.shape, jnp.inf)

@@ -21,21 +21,21 @@ from rag_jax.types import Params
 
 
 class State(NamedTuple):
-    """B questions with A samples each."""
+    """The samples, A for each of B questions, between two of their tokens."""
 
-    position: jax.Array  # int32[]
+    position: jax.Array  # int32[], the number of tokens so far
     tokens: jax.Array  # int32[B, A, T]
-    doc_log_p: jax.Array  # float32[B, A, T, K]
+    doc_log_p: jax.Array  # float32[B, A, T, K], log p(y_t | x, z, y_<t)
     ended: jax.Array  # bool[B, A]
-    valid: jax.Array  # bool[B, A], False without passages, or once the rules left no token
+    valid: jax.Array  # bool[B, A], False without passages, or once the rules have left no token
     past: Past
-    keys: jax.Array  # [B], one per question
-    temperature: jax.Array | None  # float32[B], of each question; None = that of the settings
+    keys: jax.Array  # [B], one for each question
+    temperature: jax.Array | None  # float32[B], one for each question; None = that of the settings
 
 
 def begin(model: rag.RagModel, documents: Documents, settings: Decoding, keys: jax.Array,
           temperature: jax.Array | None = None) -> State:
-    """num_return_sequences samples per question, before their first token.
+    """The state of num_return_sequences samples for each question, before their first token.
 
     keys, temperature: as in `State`.
     """
@@ -52,7 +52,7 @@ def begin(model: rag.RagModel, documents: Documents, settings: Decoding, keys: j
 
 def advance(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
             state: State, until: jax.Array | int) -> State:
-    """Draws until all samples have ended or have so many tokens."""
+    """Draws tokens until all samples have ended, or have `until` tokens."""
     keys, temperature = state.keys, state.temperature
     if temperature is not None:
         temperature = temperature[:, None, None]
@@ -92,7 +92,7 @@ def advance(model: rag.RagModel, params: Params, documents: Documents, settings:
 
 def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state: State
             ) -> Decoded:
-    """The samples, or what has been drawn of them."""
+    """The samples, at their end or before."""
     questions = len(state.ended)
     mask = until_end(state.tokens, model.end_id, state.position)
     ranked = explain(model.kind, documents.log_prior, state.tokens, mask, state.doc_log_p,
@@ -103,13 +103,13 @@ def answers(model: rag.RagModel, documents: Documents, settings: Decoding, state
 
 def truncate(log_p: jax.Array, settings: Decoding, temperature: jax.Array | None = None
              ) -> jax.Array:
-    """Logits [..., V] to sample from: temperature, then top_k, then top_p. Tokens as probable
-    as the last one that stays, stay too.
+    """Logits float32[..., V] to sample from: by temperature, then top_k, then top_p.
 
-    temperature: float32[..., 1]; None = that of the settings.
+    Tokens as probable as the last one that stays also stay. log_p: float32[..., V]. temperature:
+    float32[..., 1]; None = that of the settings.
     """
     temperature = settings.temperature if temperature is None else temperature
-    # What the rules forbid stays below all else at any temperature.
+    # What the rules forbid stays below everything else at any temperature.
     logits = jnp.where(log_p > MASKED / 2, log_p / jnp.maximum(temperature, 1e-20), MASKED)
     vocab = logits.shape[-1]
     if 0 < settings.top_k < vocab:

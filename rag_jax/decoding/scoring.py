@@ -1,4 +1,4 @@
-"""log p of given answers, teacher-forced, in groups that fit the memory budget."""
+"""log p of given answers by teacher forcing, in groups that fit the memory budget."""
 
 import functools
 
@@ -13,22 +13,23 @@ from rag_jax.decoding.results import Ranked, explain, until_end
 from rag_jax.models import rag
 from rag_jax.types import Params
 
-SHORTEST = 3  # no programs of their own for answers of fewer tokens
+SHORTEST = 3  # tokens of the shortest cut for which scoring has a branch of its own
 
 
 def score_pairs(model: rag.RagModel, params: Params, documents: Documents, candidates: jax.Array,
                 mask: jax.Array, needed: jax.Array, known: jax.Array, memory_mib: int
                 ) -> jax.Array:
-    """Fills in what the documents say of the candidates' tokens where it is not known yet.
+    """Scores candidates under those documents for which this is needed.
 
-    Every document goes through the candidates that it needs and no others, some at a time, in a
-    loop that ends as soon as nothing is left; nothing needed means no pass at all.
+    Each pass scores, under every document, the next group of the candidates that it needs. The loop
+    ends when no document needs more; where none needs any, there is no pass.
 
     Args:
       candidates: int32[B, A, T].
-      mask: bool[B, A, T], their tokens; what follows is padding.
-      needed: bool[B, K, A], pairs to score.
-      known: float32[B, K, A, T], the result elsewhere.
+      mask: bool[B, A, T], False in padding.
+      needed: bool[B, K, A], the pairs of document and candidate to score.
+      known: float32[B, K, A, T], the result for the other pairs.
+      memory_mib: the memory budget, as in `Decoding`.
 
     Returns:
       log p(y_t | x, z, y_<t) float32[B, K, A, T], 0 in padding.
@@ -36,15 +37,15 @@ def score_pairs(model: rag.RagModel, params: Params, documents: Documents, candi
     questions, passages, count = needed.shape
     rows, source = documents.mask.shape
     length = candidates.shape[-1]
-    on_a_device = rows // parallel.row_parts(documents.log_prior)
-    group = candidates_at_once(model, memory_mib, on_a_device, count, length, source)
+    rows_per_device = rows // parallel.row_parts(documents.log_prior)
+    group = candidates_at_once(model, memory_mib, rows_per_device, count, length, source)
     order = jnp.argsort(~needed, axis=2, stable=True)  # [B, K, A], needed ones first
-    most = needed.sum(axis=2).max()
+    most = needed.sum(axis=2).max()  # needed by one document
     longest = jnp.where(needed.any(axis=1), mask.sum(axis=2), 0).max()
 
     def advance(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         done, log_p = state
-        # The last group may overlap the one before; it writes the same numbers again.
+        # The last group may overlap the one before, and then writes the same numbers again.
         places = jax.lax.dynamic_slice_in_dim(order, jnp.minimum(done, count - group), group, 2)
         tokens = _pick(candidates[:, None], places)  # -> [B, K, G, T]
         scored = _target_log_probs(
@@ -62,25 +63,25 @@ def score_pairs(model: rag.RagModel, params: Params, documents: Documents, candi
 
 def _target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
                       tokens: jax.Array, longest: jax.Array) -> jax.Array:
-    """As in `documents`, without the positions from `longest` on where a half or a quarter of T is
-    enough; 0 there."""
+    """As `documents.target_log_probs`, but of a half or a quarter of the T positions if `longest`
+    are no more; the others are 0."""
     length = tokens.shape[-1]
     lengths = [n for n in (length // 4, length // 2) if n >= SHORTEST] + [length]
 
-    def of(cut: int, tokens: jax.Array) -> jax.Array:
+    def of_first(cut: int, tokens: jax.Array) -> jax.Array:
         log_p = documents_module.target_log_probs(model, params, documents, tokens[..., :cut])
         return jnp.pad(log_p, ((0, 0), (0, 0), (0, length - cut)))
 
     shortest = (longest > jnp.array(lengths[:-1], jnp.int32)).sum()
-    return jax.lax.switch(shortest, [functools.partial(of, n) for n in lengths], tokens)
+    return jax.lax.switch(shortest, [functools.partial(of_first, n) for n in lengths], tokens)
 
 
 def score(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.Array,
           mask: jax.Array | None = None, memory_mib: int = 4096) -> Ranked:
     """Probabilities and posteriors of given answers int32[B, A, T], in the given order.
 
-    An answer without </s> counts with the probability of all that begins with it.
-    mask: bool[B, A, T], the answers' tokens; None = everything up to </s>.
+    The probability of an answer without </s> is that of all answers that begin with it.
+    mask: bool[B, A, T], False in padding; None = the padding begins after </s>.
     """
     if mask is None:
         mask = until_end(tokens, model.end_id)
@@ -95,5 +96,5 @@ def score(model: rag.RagModel, params: Params, documents: Documents, tokens: jax
 
 
 def _pick(rows: jax.Array, places: jax.Array) -> jax.Array:
-    """rows [B, K or 1, A, T] at places int32[B, K, G] -> [B, K, G, T]."""
+    """Rows [B, K or 1, A, T] at places int32[B, K, G] of the axis A, [B, K, G, T]."""
     return jnp.take_along_axis(rows, places[..., None], axis=2)

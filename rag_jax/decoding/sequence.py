@@ -1,15 +1,16 @@
 """RAG-Sequence by a beam search for each document (section 2.5): thorough and fast decoding.
 
-Thorough: every distinct hypothesis is scored under every document of its question. What a
-document's own beam has scored is not scored again, and what certainly cannot be among the answers
-is not scored at all: a document gives no hypothesis that its beam lacks more than that beam's
-bound, which often leaves nothing to score. The answers are those of scoring everything.
-Fast: a document whose beam lacks a hypothesis gives it probability 0; no pass but the beams.
-In both, sum_z p(z | x) p(y | x, z) decides; what is forced first is in all of them, and costs
-nothing.
+Thorough decoding scores every distinct hypothesis under every document of its question, except
+where this cannot change the answers. A hypothesis in a document's own beam has its score already.
+Under a document whose beam lacks it, it has at most the probability of that beam's bound, which
+often proves that it is not among the answers.
 
-As in the beam search, hypotheses that end come before those cut at max_length, whose probability
-is that of all their continuations together.
+Fast decoding needs no pass after the beams: a document whose beam lacks a hypothesis gives it
+probability 0.
+
+Both rank hypotheses by sum_z p(z | x) p(y | x, z), without the first tokens if these are forced,
+since all hypotheses share them. As in the beam search, hypotheses that ended come before those that
+are cut at max_length, whose probability is that of all their continuations together.
 """
 
 import jax
@@ -27,7 +28,7 @@ from rag_jax.types import Params
 
 def decode(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
            ) -> Decoded:
-    """The hypotheses of all beams, by the probability of the whole model."""
+    """The best hypotheses of all beams, ranked by the probability under the whole model."""
     log_prior = documents.log_prior
     questions, passages = log_prior.shape
     width, count = settings.num_beams, settings.num_return_sequences
@@ -40,13 +41,14 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     mask = until_end(candidates, model.end_id)
     distinct, in_beam = _compare(candidates, valid)
     in_beam = in_beam.reshape(questions, -1, passages, width).swapaxes(1, 2)  # -> [B, K, A, M]
-    known = in_beam.any(axis=-1)
+    known = in_beam.any(axis=-1)  # [B, K, A], whether the document's own beam has the candidate
     own_log_p = own.doc_log_p[..., 0].reshape(questions, passages, width, -1)  # -> [B, K, M, T]
     log_p = jnp.take_along_axis(own_log_p, in_beam.argmax(axis=-1)[..., None], axis=2)
     ends = (candidates == model.end_id).any(axis=-1)
     forced_log_p = _total(log_prior, own_log_p[:, :, :1, : settings.forced_first].sum(axis=-1))
 
     def ranks(log_p: jax.Array) -> jax.Array:
+        """Ranks [B, A] from log p(y | x, z) [B, K, A]."""
         return rank(_total(log_prior, log_p) - forced_log_p, candidates, settings, model.end_id)
 
     if settings.strategy == "fast":
@@ -83,15 +85,16 @@ def _total(log_prior: jax.Array, log_p: jax.Array) -> jax.Array:
 
 def _hopeful(lower: jax.Array, upper: jax.Array, distinct: jax.Array, ends: jax.Array, count: int
              ) -> jax.Array:
-    """Which candidates can be among the `count` best, bool[B, A], from bounds on their ranks."""
+    """Whether candidates can be among the `count` best, bool[B, A], by bounds on their ranks."""
     ended = distinct & ends
     best = jax.lax.top_k(jnp.where(ended, lower, -jnp.inf), count)[0][:, -1:]
-    # Ended ones come before those cut at max_length, whatever these score.
+    # Candidates that ended come before those cut at max_length, whatever the scores are.
     return jnp.where(ends, upper >= best - MARGIN, ended.sum(axis=1, keepdims=True) < count)
 
 
 def _compare(candidates: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First occurrences bool[B, A], and which valid candidates are equal bool[B, A, A]."""
+    """Whether valid candidates are the first of their kind, bool[B, A], and whether two are equal,
+    bool[B, A, A]."""
     same = (candidates[:, :, None] == candidates[:, None]).all(axis=-1)
     same &= valid[:, :, None] & valid[:, None]
     before = jnp.tril(jnp.ones(same.shape[1:], bool), -1)[None]
@@ -100,9 +103,10 @@ def _compare(candidates: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Ar
 
 def _certify(model: rag.RagModel, settings: Decoding, documents: Documents, log_p: jax.Array,
              finished: jax.Array, bound: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What no beam holds has p(y | x, z) within each beam's bound, so p(y | x) within their mix.
+    """`results.certify` with a bound on what no beam has found: its p(y | x, z) is at most that of
+    the document's beam, so its p(y | x) is at most the mixture of these bounds.
 
-    Fast decoding misses parts of probabilities, so it certifies nothing.
+    Fast decoding leaves out parts of the probabilities and certifies nothing.
     """
     if settings.strategy == "fast":
         return jnp.zeros(log_p.shape, bool), jnp.full(log_p.shape, jnp.inf)

@@ -1,4 +1,4 @@
-"""How to decode: every choice in one frozen dataclass, static under jit."""
+"""The settings of decoding, one frozen dataclass that is static under jit."""
 
 import dataclasses
 from typing import Literal, get_args
@@ -9,20 +9,20 @@ from rag_jax.config import DataConfig, EvalConfig
 from rag_jax.models.rag import RagModel
 
 Strategy = Literal["marginal", "thorough", "fast"]
-PROGRAMS = 64  # programs of as many settings are kept, the last ones
-_EVAL = EvalConfig()  # its defaults are the defaults here; what is None there, these replace
+PROGRAMS = 64  # how many compiled programs, of the settings used last, are kept
+_EVAL = EvalConfig()  # its defaults are also the defaults here, but for those that are None
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """Choices of decoding, with the usual names and meanings.
+    """Settings of decoding, with the usual names and meanings.
 
     Lengths count the answer's tokens with </s> and without the decoder's start token.
     (Hugging Face's `max_length` counts the start token too: ours is theirs minus 1; `min_length`
     is the same number in both.)
 
     Attributes:
-      strategy: of RAG-Sequence; RAG-Token and Fusion-in-Decoder have one way only and ignore it.
+      strategy: for RAG-Sequence alone; RAG-Token and Fusion-in-Decoder ignore it.
         marginal: one beam on p(y_t | x, y_<t) with the documents summed out.
         thorough: a beam for each document, every hypothesis scored under every document.
         fast: the same, with probability 0 for the documents whose beam lacks the hypothesis.
@@ -31,22 +31,24 @@ class Decoding:
       min_length: shortest answer.
       length_penalty: hypotheses are ranked by log p / length**length_penalty; 0 = by log p.
       no_repeat_ngram_size: no n-gram of this size occurs twice in an answer; 0 = no such rule.
-      forced_bos: id of the first token; it costs nothing where answers are ranked, and the reported
-        log p counts it.
-      forced_eos: the last token at max_length is </s>; it costs nothing while searching, and its
-        true probability is in the reported log p.
+      forced_bos: id of the first token; ranks do not count its log p, the reported log p does.
+      forced_eos: the last token at max_length is </s>; the search does not count its log p, the
+        reported log p does.
       bad_words: token sequences that no answer contains.
-      num_return_sequences: answers per question, best first; or independent samples. Of labels,
-        all come back.
-      prefix: the first tokens of every answer; they cost nothing where answers are ranked, the
-        length penalty does not count them, and the reported log p does.
+      num_return_sequences: answers per question, best first, or independent samples; labels are
+        all returned.
+      prefix: the first tokens of every answer; ranks count neither their log p nor, for the length
+        penalty, their number; the reported log p counts them.
       sample: draw from p(y | x) instead of searching; RAG-Sequence by its marginal recursion.
-      temperature, top_k, top_p: of sampling, in this order; 1, 0 and 1 leave the distribution.
-      labels: token sequences that are all the answers there are (classification): as in training's
-        targets, one output token each, or whole strings with </s>. Nothing is searched then. A
-        classifier's labels are the names of its classes, in their order.
-      memory_mib: budget for the decoder's arrays on every device; questions, and
-        candidates of the thorough strategy, are worked off in groups that fit. 0 = all at once.
+      temperature, top_k, top_p: of sampling, applied in this order; 1, 0 and 1 change nothing.
+      labels: token sequences that are the only answers, for classification, which searches nothing:
+        as in training's targets, one output token each, or whole strings with </s>. A classifier's
+        labels are the names of its classes, in their order.
+      memory_mib: the budget of every device for the decoder's arrays, in MiB; questions, and
+        candidates of the thorough strategy, are computed in groups that fit. 0 = all at once.
+
+    Raises:
+      ValueError: a value is not allowed, or two contradict each other.
     """
 
     strategy: Strategy = _EVAL.strategy
@@ -140,12 +142,12 @@ class Decoding:
 
     @property
     def forced_first(self) -> int:
-        """How many of the first tokens are forced."""
+        """How many tokens at the beginning are forced."""
         return self.prefix_length or int(self.forced_bos is not None)
 
     @property
     def has_rules(self) -> bool:
-        """Whether some answers are not allowed; certificates are of the others alone."""
+        """Whether some answers are not allowed; certificates then hold among the others."""
         return bool(self.forced_first or self.min_length > 1 or self.no_repeat_ngram_size
                     or self.bad_words or self.labels)
 
@@ -155,11 +157,11 @@ class Decoding:
         return self.length_penalty if self.num_beams > 1 else 0.0
 
     def certifies(self, model: RagModel) -> bool:
-        """Ranks follow the probabilities (of the answers that the rules allow; labels' do whatever
-        is said of a search), and these are exact enough: in bfloat16 the same prefix differs by
-        more than what is proved."""
+        """Whether these settings allow certificates: answers are ranked by probability alone, as
+        labels always are, and probabilities are exact enough. In bfloat16, two computations for the
+        same prefix differ by more than `results.MARGIN`."""
         exact = all(tower.dtype == "float32" for tower in (model.generator, model.retriever))
-        # By default GPUs and TPUs round the numbers that they multiply.
+        # By default, GPUs and TPUs round the operands of float32 products.
         exact &= jax.default_backend() == "cpu" or (
             jax.config.jax_default_matmul_precision in ("highest", "float32"))
         ranks = self.length_penalty == 0 and not self.forced_eos and not self.sample
