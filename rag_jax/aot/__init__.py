@@ -1,1 +1,1 @@
-"""Programs compiled ahead of time, for devices that are not there: what they need and do."""
+"""Programs compiled ahead of time, for devices that need not exist, and what they cost."""

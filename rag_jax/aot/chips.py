@@ -1,4 +1,4 @@
-"""Devices to compile for: TPU topologies by name, without TPUs, and virtual CPU devices."""
+"""Devices to compile for: TPU topologies, which need no TPUs, and virtual CPU devices."""
 
 import importlib.metadata
 import importlib.util
@@ -14,11 +14,11 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """A device as jax sees it: a chip, or, of v2 and v3, each of a chip's two cores."""
+    """A device of jax: a chip, or, in TPU v2 and v3, one of a chip's two cores."""
 
     memory: float  # bytes of HBM
     peak: float  # bfloat16 operations per second
-    bandwidth: float  # bytes per second between HBM and chip
+    bandwidth: float  # bytes per second to and from HBM
 
 
 # By jax's device_kind. Sources: cloud.google.com/tpu/docs/v3 (a chip has two cores), v4, v5e, v5p
@@ -39,10 +39,11 @@ CHIPS = {
 
 
 def devices_of(topology: str) -> list[Any]:
-    """The devices of a topology such as "v5e:2x4", or of "cpu:8". None of them need exist.
+    """The devices of a topology such as "v5e:2x4", which need not exist, or of "cpu:8".
 
     Raises:
-      ConfigError: libtpu is missing, or knows no such topology.
+      ConfigError: libtpu is missing or knows no such topology, or this process has fewer CPU
+        devices.
     """
     jax.config.update("jax_platforms", "cpu")
     kind, _, size = topology.partition(":")
@@ -63,13 +64,14 @@ def devices_of(topology: str) -> list[Any]:
                           f"v4:2x2x1, v5e:2x4, v5p:2x2x2, v6e:4x4 ({error})") from None
 
 
-# What libtpu would otherwise ask a TPU VM's metadata server for, and complain without one.
+# Without these values libtpu asks a TPU VM's metadata server, and complains if there is none.
 _NO_VM = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8",
           "TPU_WORKER_HOSTNAMES": "localhost"}
 
 
 def _form(kind: str, size: str) -> dict[str, Any]:
-    """What a name leaves open: one device for a v4 chip's two cores; eight chips a host."""
+    """What the name of a topology does not say: the two cores of a v4 chip are one device; a host
+    of v5e or v6e has up to eight chips."""
     if kind == "v4":
         return {"chip_config_name": "megacore"}
     if kind in ("v5e", "v6e") and re.fullmatch(r"\d+x\d+", size):
@@ -79,12 +81,13 @@ def _form(kind: str, size: str) -> dict[str, Any]:
 
 
 def _cpus(topology: str, size: str) -> list[Any]:
+    """`size` virtual CPU devices; ConfigError as `devices_of` says."""
     if not re.fullmatch(r"[1-9][0-9]{0,3}", size):
         raise ConfigError(f"--topology={topology}: expected cpu:COUNT, such as cpu:8")
     try:
         jax.config.update("jax_num_cpu_devices", int(size))
     except RuntimeError:
-        pass  # this process has its devices already
+        pass  # jax has its devices already
     devices = jax.devices("cpu")
     if len(devices) < int(size):
         raise ConfigError(f"--topology={topology}: this process has {len(devices)} CPU devices")
@@ -92,7 +95,7 @@ def _cpus(topology: str, size: str) -> list[Any]:
 
 
 def _libtpu_pin() -> str:
-    """The libtpu that belongs to the installed jax, as its extra `tpu` names it."""
+    """The requirement of libtpu that the extra `tpu` of the installed jax has."""
     pins = (re.match(r"libtpu\b[^;]*", line) for line in importlib.metadata.requires("jax") or ())
     return next((pin[0].strip().replace(" ", "") for pin in pins if pin), "libtpu")
 

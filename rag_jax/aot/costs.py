@@ -1,7 +1,7 @@
-"""What a program costs: operations from its trace, traffic and collectives from its compiled text.
+"""What a program costs: operations from its jaxpr, memory traffic and collectives from its HLO.
 
-XLA's own analysis counts the body of a loop once. Here it counts as often as the loop runs; a loop
-whose length depends on the data, as a search for answers, counts once.
+XLA's own analysis counts the body of a loop once. Here it counts as often as the loop runs, or once
+where this depends on the data, as in a search for answers.
 """
 
 import functools
@@ -18,7 +18,8 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 
 
 def flops(jaxpr: Any) -> float:
-    """Operations of all matrix products of a traced program on all devices; 2 a multiply-add."""
+    """Operations of all matrix products of a jaxpr, on all devices together; a multiply-add is 2.
+    """
     total = 0.0
     for eqn in jaxpr.eqns:
         name, inner = eqn.primitive.name, [flops(j) for j in _inner(eqn)]
@@ -51,12 +52,12 @@ def _inner(eqn: Any) -> Iterator[Any]:
 
 
 class Collective(NamedTuple):
-    """One kind of communication of one shape, on one chip."""
+    """All collectives of one kind and one shape, as one chip runs them."""
 
-    kind: str
+    kind: str  # one of KINDS
     shape: str  # of the result, such as "f32[1024,4096]"
-    times: int
-    bytes: int  # all times together; of what a chip gives and gets, the larger
+    times: int  # how often it runs
+    bytes: int  # of all runs together: what the chip sends or what it receives, if that is more
 
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
@@ -66,10 +67,12 @@ _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)="
                      r"(%?[\w.\-]+)|branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'known_trip_count"?\s*[:=]\s*\{"?n"?\s*[:=]\s*"?(\d+)')
-_RUN_IN_PLACE = ("while", "call", "conditional", "async-start")  # what they call is no fusion
+# Instructions that run other computations as they are, and not as one fusion.
+_RUN_IN_PLACE = ("while", "call", "conditional", "async-start")
+# Instructions that move nothing between HBM and chip by themselves.
 _FREE = ("parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all", "iota",
          "partition-id", "replica-id", "optimization-barrier", "opt-barrier", *_RUN_IN_PLACE)
-_ALIASES = ("bitcast", "reshape", "copy")  # inside a fusion, where only the last result is stored
+_ALIASES = ("bitcast", "reshape", "copy")  # within a fusion they store nothing
 _SLICES = ("dynamic-slice", "gather", "slice")
 
 
@@ -79,33 +82,33 @@ class _Op(NamedTuple):
     name: str
     result: str  # its type
     opcode: str
-    given: str  # what stands in its parenthesis
-    attributes: str
-    operands: tuple[str, ...]
+    given: str  # the text in its parentheses
+    attributes: str  # the text after them
+    operands: tuple[str, ...]  # their names
 
     @property
     def callees(self) -> list[str]:
-        """The computations that it names."""
+        """The names of the computations that it calls."""
         named = " ".join(map(" ".join, _CALLED.findall(self.attributes)))
         return re.findall(r"[\w.\-]+", named)
 
     @property
     def repeated(self) -> bool:
-        """Its result holds its operands too: of most that start and are waited for later."""
+        """Whether its result also contains its operands, as with most asynchronous starts."""
         return self.opcode.endswith("-start") and not self.opcode.startswith("all-reduce")
 
 
 class _Computation:
-    """Instructions by name, of the whole program, of a loop's body, of a fusion, ..."""
+    """The instructions of the whole program, of a loop's body, of a fusion or the like."""
 
     def __init__(self) -> None:
-        self.ops: dict[str, _Op] = {}
-        self.root: _Op | None = None
+        self.ops: dict[str, _Op] = {}  # by name
+        self.root: _Op | None = None  # whose result is that of the computation
         self.times = 0  # how often it runs
 
     @functools.cached_property
     def users(self) -> dict[str, list[_Op]]:
-        """The instructions that have a value as an operand."""
+        """For the name of a value, the instructions that have it as an operand."""
         users: dict[str, list[_Op]] = {}
         for op in self.ops.values():
             for operand in dict.fromkeys(op.operands):
@@ -114,27 +117,27 @@ class _Computation:
 
     @functools.cached_property
     def parameters(self) -> list[str]:
-        """Names of its arguments, in order."""
+        """The names of its parameters, in order."""
         numbers = {int(op.given): op.name for op in self.ops.values() if op.opcode == "parameter"}
         return [numbers[place] for place in sorted(numbers)]
 
     def given(self, op: _Op) -> list[str]:
-        """Types of an instruction's operands."""
+        """The types of an instruction's operands."""
         return [self.ops[operand].result for operand in op.operands]
 
 
 def _size(type_text: str, everywhere: bool = True) -> int:
-    """Bytes of a type, all parts of a tuple together; else of what lies in HBM alone."""
+    """Bytes of a type, of all parts if it is a tuple; not `everywhere`: only of those in HBM."""
     total = 0
     for dtype, sizes, layout in _SHAPE.findall(type_text):
-        if everywhere or not re.search(r"S\([1-9]", layout):
+        if everywhere or not re.search(r"S\([1-9]", layout):  # S(0), or none, is HBM
             bits = 8 if dtype == "pred" else int((re.search(r"\d+", dtype) or [0])[0])
             total += math.prod(int(n) for n in sizes.split(",") if n) * bits // 8
     return total
 
 
 class Module:
-    """The computations of a compiled program, and how often each runs."""
+    """The computations of a compiled program, from its HLO text, and how often each runs."""
 
     def __init__(self, text: str):
         self.computations: dict[str, _Computation] = {}
@@ -151,7 +154,7 @@ class Module:
         self._run(self.entry, 1)
 
     def _run(self, name: str, times: int) -> None:
-        """Notes that a computation runs so often, and what it calls with it."""
+        """Adds so many runs to a computation, and to those that it calls."""
         computation = self.computations[name]
         computation.times += times
         for op in computation.ops.values():
@@ -160,7 +163,8 @@ class Module:
                 self._run(callee, times * turns)
 
     def _trips(self, loop: _Op) -> int:
-        """How often a loop runs: as XLA notes it, or as its condition says (scans count from 0)."""
+        """How often the body of a loop runs, as XLA notes or as the condition of a scan, which
+        counts from 0, says; 1 where neither is known."""
         if noted := _TRIPS.search(loop.attributes):
             return int(noted[1])
         condition = self.computations[re.search(r"condition=%?([\w.\-]+)", loop.attributes)[1]]
@@ -171,20 +175,20 @@ class Module:
         return int(limits[0]) if counts else 1
 
     def collectives(self) -> list[Collective]:
-        """All communication, equal kinds and shapes together, most bytes first."""
+        """All collectives, those of equal kind and shape as one, by bytes in descending order."""
         times, moved, channels = Counter(), Counter(), set()
         for name, computation in self.computations.items():
             for op in computation.ops.values():
                 kind = op.opcode.removesuffix("-start")
                 if kind not in KINDS or not computation.times:
                     continue
-                # TPUs write one collective into every fusion that runs beside it.
+                # In a TPU's program, every fusion that runs beside a collective contains it.
                 if channel := re.search(r"channel_id=\d+", op.attributes):
                     if channel[0] in channels:
                         continue
                     channels.add(channel[0])
                 if name.startswith("all-reduce-scatter"):
-                    kind = "reduce-scatter"  # as TPUs write it: a fusion of a sum and a slice
+                    kind = "reduce-scatter"  # on TPUs this is a fusion of an all-reduce and a slice
                 given = sum(map(_size, computation.given(op)))
                 got = _size(op.result) - given * op.repeated
                 key = kind, " ".join(f"{d}[{s}]" for d, s, _ in _SHAPE.findall(op.result))
@@ -194,11 +198,15 @@ class Module:
                       key=lambda one: -one.bytes)
 
     def accessed(self) -> int:
-        """Bytes between HBM and a chip: operands and results of all that runs, slices as such; of
-        several branches the least."""
+        """Bytes that a chip moves from and to HBM: the operands and results of all instructions.
+
+        Of an operand that is only sliced, the slices count; of a conditional, the branch with the
+        fewest bytes.
+        """
         return self._accessed(self.entry)
 
     def _accessed(self, name: str) -> int:
+        """Bytes that one run of a computation moves."""
         computation, total = self.computations[name], 0
         for op in computation.ops.values():
             total += self._traffic(computation, op)
@@ -209,6 +217,7 @@ class Module:
         return total
 
     def _traffic(self, computation: _Computation, op: _Op) -> int:
+        """Bytes that an instruction moves, without those of the computations it runs in place."""
         if op.opcode in _FREE or op.opcode.endswith("-done"):
             return 0
         types = computation.given(op)
@@ -230,11 +239,11 @@ class Module:
         return sum(given) + got
 
     def _read(self, fusion: _Computation, name: str) -> tuple[float, bool]:
-        """How many bytes of a value the instructions of a fusion use (inf = all of it), and whether
-        the fusion's result is this value, laid out otherwise at most.
+        """How many bytes of a value a fusion reads (inf = all), and whether the fusion's result is
+        this value, at most in another layout.
 
-        A fusion of several results may have the value among them, or a collective that runs beside
-        it and has counted where it started: both leave the value where it is.
+        A fusion with several results may pass a parameter on as one of them, or contain a
+        collective that runs beside it and was counted where it started. Neither reads the value.
         """
         untouched = fusion.root.opcode == "tuple" and fusion.ops[name].opcode == "parameter"
         total, result = 0.0, name == fusion.root.name
@@ -258,13 +267,13 @@ class Module:
 
 
 def _unwritten(fusion: _Computation) -> int:
-    """Bytes of a fusion's result that it does not write: all but the update of an array that is
-    updated in place, and what it hands on."""
+    """Bytes of a fusion's result that it does not write: all but the update in an array that is
+    updated in place, and what it passes on or has from a collective, as in `Module._read`."""
     total, several = 0, fusion.root.opcode == "tuple"
     for name in fusion.root.operands if several else (fusion.root.name,):
         op = fusion.ops[name]
         if several and op.opcode in ("parameter", *KINDS):
-            total += _size(op.result, False)  # as in Module._read
+            total += _size(op.result, False)
             continue
         while op.opcode in _ALIASES:
             op = fusion.ops[op.operands[0]]

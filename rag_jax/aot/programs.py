@@ -1,4 +1,4 @@
-"""The jitted programs of a configuration with abstract arguments: shapes and shardings, no data.
+"""The jitted programs of a configuration, with abstract arguments: shapes and shardings, no data.
 
 They are made by the functions that training and answering call, for the longest inputs.
 """
@@ -31,15 +31,16 @@ from rag_jax.training.indexing import rounded
 from rag_jax.training.job import Job, groups_of
 from rag_jax.types import Batch, Params, QuestionBatch
 
-POLICY = ", remat="
+POLICY = ", remat="  # between a program's name and the policy of rematerialisation
 KINDS = ("train", "evaluate", "decode", "embed", "search")
 
 
 class Program(NamedTuple):
-    """A jitted function and what it is called with, as ShapeDtypeStructs with shardings.
+    """A jitted function and its arguments, which are ShapeDtypeStructs with shardings.
 
     Attributes:
-      unrounded: parameters that stay on the devices as they were before they were rounded for it.
+      unrounded: parameters that stay on the devices beside the copies, in another dtype or
+        sharding, which are arguments.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What a program knows of a tokenizer: how many tokens there are, and BART's special ones."""
+    """What stands for a tokenizer: its number of tokens, and special tokens, here BART's."""
 
     vocab_size: int
     start: int = 0
@@ -67,7 +68,7 @@ def vocabulary(config: Config, tower: str) -> Vocabulary:
     """The vocabulary of a tower, "retriever" or "generator".
 
     Raises:
-      ConfigError: the size is that of a tokenizer that is not read here.
+      ConfigError: the configuration does not say the size, which is that of an existing tokenizer.
     """
     size = getattr(config.model, tower).vocab_size
     if not size:
@@ -81,9 +82,10 @@ def vocabulary(config: Config, tower: str) -> Vocabulary:
 
 
 def job_of(config: Config, mesh: Mesh) -> Job:
-    """A job without data, to make programs from."""
+    """A job without data, of which programs are made."""
     retriever, generator = (vocabulary(config, tower) for tower in ("retriever", "generator"))
-    # Without a tokenizer a prompt's own words are not known: the lengths are those of any format.
+    # Without a tokenizer the words of a prompt have no ids. The lengths of inputs do not depend on
+    # the format.
     plain = replace(config, {"data.source_format": "question_kept"}) if (
         config.model.generator.family == "causal") else config
     prepared = Prepared(retriever, generator, generator_format(plain, generator), {}, {})
@@ -91,28 +93,30 @@ def job_of(config: Config, mesh: Mesh) -> Job:
 
 
 def undivided(config: Config, mesh: Mesh) -> list[str]:
-    """Parameters that this mesh cannot split, in words; see parallel.undivided."""
+    """Descriptions of the parameters that this mesh cannot split, from `parallel.undivided`."""
     return parallel.undivided(job_of(config, mesh).model.shapes(), mesh)
 
 
 def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
              kinds: Sequence[str] = KINDS, source_tokens: int = 0,
              policies: Sequence[str] = ()) -> Iterator[Program]:
-    """The programs of `kinds`, those of training and answering for every one of config.runs.
+    """The programs of `kinds`; those of training and answering for each of config.runs.
 
     Args:
-      config: names the architectures; pretrained weights are not looked at.
+      config: names the architectures; pretrained weights are not read.
       mesh: its devices need not exist.
-      hosts: on which they are.
-      passages: how many the index has, where it lies on the devices.
-      source_tokens: tokens of a generator input of a training batch in the mean, of which one at
-        least is of the longest; the inputs are packed as `RagBatcher` packs them. 0 = all inputs
-        are of the longest, the most that training can meet.
-      policies: of recomputation, with each of which training is compiled; the name of the program
-        ends with it. () = the configuration's.
+      hosts: how many hosts these devices belong to.
+      passages: the number of passages in an index on the devices; 0 = config.retrieval.capacity,
+        if the configuration has the index there.
+      kinds: of KINDS.
+      source_tokens: the mean number of tokens of a generator input in a training batch, at least
+        one of which has the greatest length; the inputs are packed as by `RagBatcher`. 0 = all
+        inputs have the greatest length, which is the most that training can meet.
+      policies: policies of rematerialisation, with each of which training is compiled; the
+        program's name ends with the policy. () = the configuration's.
 
     Raises:
-      ConfigError: what cannot be compiled.
+      ConfigError: something cannot be compiled, or an argument has no effect.
     """
     if unknown := set(policies) - {"none", *REMAT_POLICIES}:
         raise ConfigError(f"--remat={','.join(policies)}: no {', '.join(sorted(unknown))}; there "
@@ -142,7 +146,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
 
 
 def _check(job: Job, passages: int, kinds: Sequence[str], source_tokens: int) -> None:
-    """Raises ConfigError where a value is missing, or one that is given would change nothing."""
+    """Raises ConfigError where a value is missing or would have no effect."""
     config, asked = job.config, set(kinds) if set(kinds) != set(KINDS) else set()
     jobs = [job.of_run(run) for run in config.runs]
     if not passages and "train" in kinds and any(map(_searches, jobs)):
@@ -155,9 +159,9 @@ def _check(job: Job, passages: int, kinds: Sequence[str], source_tokens: int) ->
     if source_tokens and not job.model.packs:
         raise ConfigError(f"--source_tokens: inputs of the family {config.model.generator.family} "
                           "are not packed; leave it out")
-    packing = [one for one in jobs if source_tokens and not _searches(one)
-               and _train_batch(one, source_tokens).source_places is not None]
-    if source_tokens and not packing:
+    packed = [one for one in jobs if source_tokens and not _searches(one)
+              and _train_batch(one, source_tokens).source_places is not None]
+    if source_tokens and not packed:
         raise ConfigError(
             f"--source_tokens={source_tokens}: no inputs are packed with "
             "config.retrieval.where=device, nor with config.data.length_buckets="
@@ -171,7 +175,7 @@ def _searches(job: Job) -> bool:
 
 
 def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) -> Program:
-    """The step of `fine_tuning.fine_tune`."""
+    """A training step of `fine_tuning.fine_tune`."""
     config, mesh = job.config, job.mesh
     size, k = config.train.batch_size, config.retrieval.k
     number = jax.ShapeDtypeStruct((), np.int32, sharding=parallel.replicated(mesh))
@@ -187,7 +191,7 @@ def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) 
 
 
 def _answering(job: Job, run: str) -> tuple[Program, Program]:
-    """What the answerer of `config.eval` runs: likelihoods and decoding."""
+    """The programs of the answerer that `config.eval` describes: likelihoods and decoding."""
     answerer, keys = make_answerer(job, None), None
     generator = answerer.model.generator
     params = step.abstract_params(answerer.model, answerer.model.towers, job.mesh)
@@ -204,20 +208,20 @@ def _answering(job: Job, run: str) -> tuple[Program, Program]:
 
 
 def _converted(params: Params, convert: Callable[[Params], Params]) -> Params:
-    """Abstract parameters in the dtypes that `convert` gives them."""
+    """Abstract parameters with the dtypes that `convert` gives them."""
     return jax.tree.map(
         lambda x, new: jax.ShapeDtypeStruct(x.shape, new.dtype, sharding=x.sharding),
         params, jax.eval_shape(convert, params))
 
 
 def _left(kept: Params, given: Params) -> list[jax.ShapeDtypeStruct]:
-    """The parameters of which a program is given a copy, in another dtype or place."""
+    """The parameters of which a program gets a copy, with another dtype or sharding."""
     pairs = zip(jax.tree.leaves(kept), jax.tree.leaves(given), strict=True)
     return [x for x, new in pairs if (x.dtype, x.sharding) != (new.dtype, new.sharding)]
 
 
 def _embed(job: Job, hosts: int) -> Program:
-    """Embedding passages for an index: each host its own, with all parameters."""
+    """Embedding passages for an index; each host has passages of its own and all parameters."""
     config, mesh = job.config, job.mesh
     kept = step.abstract_params(job.model, ("document_encoder",), mesh)["document_encoder"]
     params = _converted(kept, lambda tower: rounded(tower, job.model.retriever.dtype))
@@ -232,7 +236,7 @@ def _embed(job: Job, hosts: int) -> Program:
 
 
 def _search(job: Job, tables: DeviceTables) -> Program:
-    """A training batch of queries against an index on the devices."""
+    """Searching an index on the devices for a training batch of queries."""
     config, mesh = job.config, job.mesh
     settings, _ = on_device.layout(config, job.prepared.format)
     queries = jax.ShapeDtypeStruct((config.train.batch_size, job.model.embedding_width),
@@ -241,17 +245,18 @@ def _search(job: Job, tables: DeviceTables) -> Program:
 
 
 def _tokens(job: Job, *shape: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-    """Abstract ids and mask of a batch."""
+    """Abstract ids int32 and mask bool of this shape, split over the devices as a batch is."""
     return _rows(job, jnp.int32, *shape), _rows(job, bool, *shape)
 
 
 def _rows(job: Job, dtype: Any, *shape: int) -> jax.ShapeDtypeStruct:
+    """An abstract array of a batch; ConfigError if the mesh cannot split its rows."""
     parallel.check_splits(shape[0], job.mesh)
     return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(job.mesh))
 
 
 def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
-    """A batch as RagBatcher makes it; a closed book (k=0) is one empty passage."""
+    """An abstract batch as RagBatcher makes it; without retrieval (k=0), of one empty passage."""
     data, model, passages = job.config.data, job.model, k or 1
     inputs, longest, tokens = passages + (model.null_document != "none"), data.max_source_length, 0
     groups = groups_of(model, job.mesh, job.config.train.optimizer.accumulate)
@@ -271,12 +276,13 @@ def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
 
 
 def _train_batch(job: Job, source_tokens: int) -> Batch:
+    """`_batch` with the sizes of training."""
     config = job.config
     return _batch(job, config.train.batch_size, config.retrieval.k, source_tokens)
 
 
 def _questions(job: Job, size: int) -> QuestionBatch:
-    """A batch as QuestionTokens makes it, with a question of the longest form."""
+    """An abstract batch of questions as QuestionTokens makes it, of the greatest length."""
     data, classes = job.config.data, job.config.classes
     question = _tokens(job, size, data.max_question_length)
     return QuestionBatch(

@@ -1,4 +1,4 @@
-"""Compiling programs and saying what each needs of a chip."""
+"""Compiles programs and reports what each needs of a chip."""
 
 import dataclasses
 import math
@@ -20,19 +20,19 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """What one program needs of every chip; everything is 0 where it did not compile.
+    """What one program needs of every chip; all figures but `secs` are 0 if it did not compile.
 
     Attributes:
       name: the program's.
-      arguments, temporaries: bytes. Donated arguments are also results.
-      unrounded: bytes of parameters that stay beside the arguments, rounded copies of them.
-      results: bytes that are not in place of donated arguments.
+      arguments, temporaries: bytes.
+      results: bytes of results that do not take the place of donated arguments.
       code: bytes of the program.
-      flops: operations of matrix products, those of recomputation too.
-      accessed: bytes between HBM and chip, at the least.
+      unrounded: bytes of parameters that are kept beside the arguments, which are rounded copies.
+      flops: operations of matrix products, with those of rematerialisation.
+      accessed: bytes from and to HBM, a lower bound.
       collectives: what is communicated.
       secs: how long it took to compile.
-      problem: what the compiler said where it ran out of memory; else empty.
+      problem: the compiler's message if it ran out of memory, or empty.
     """
 
     name: str
@@ -49,21 +49,21 @@ class Needs:
 
     @property
     def memory(self) -> int:
-        return (self.arguments + self.temporaries + self.results + self.code
-                + self.unrounded)
+        """All bytes together."""
+        return self.arguments + self.temporaries + self.results + self.code + self.unrounded
 
     def fits(self, memory: float | None) -> bool:
-        """Whether it compiles, and into `memory` bytes where that is known."""
+        """Whether it compiled and fits `memory` bytes; None = the memory is not known."""
         return not self.problem and (memory is None or self.memory <= memory)
 
     def least_secs(self, chip: Chip) -> float:
-        """No run on the longest inputs is faster: operations at peak speed, or bytes at full
-        bandwidth."""
+        """A lower bound on the seconds of a run: operations at peak speed, or bytes at full
+        bandwidth, whichever takes longer."""
         return max(self.flops / chip.peak, self.accessed / chip.bandwidth)
 
 
 def measure(program: Program, devices: int, options: dict[str, Any] | None = None) -> Needs:
-    """Compiles a program for `devices` chips; `options` are the compiler's."""
+    """Compiles a program for `devices` chips with these options of the compiler."""
     began = time.monotonic()
     traced = program.jitted.trace(*program.arguments)
     try:
@@ -87,14 +87,16 @@ def _bytes_on_device(array: jax.ShapeDtypeStruct) -> int:
 
 
 def task(name: str) -> str:
-    """What a program does, by its name without the policy of recomputation."""
+    """A program's name without the policy of rematerialisation."""
     return name.partition(programs.POLICY)[0]
 
 
 def fastest(needs: Sequence[Needs], chip: Chip | None, memory: float | None) -> dict[str, Needs]:
-    """By task, of the programs that were compiled with several policies: the one with the lowest
-    bound that fits; by operations where the chip is not known. Tasks of which none fits are left
-    out."""
+    """For each task that was compiled with several policies, the program that fits and has the
+    smallest `least_secs`, or, for an unknown chip, the fewest operations.
+
+    Tasks of which no program fits are left out.
+    """
     of_tasks: dict[str, list[Needs]] = {}
     for one in needs:
         if task(one.name) != one.name and one.fits(memory):
@@ -104,13 +106,14 @@ def fastest(needs: Sequence[Needs], chip: Chip | None, memory: float | None) -> 
 
 
 def _problem(message: str) -> str:
+    """A short form of the compiler's message."""
     used = re.search(r"Used [\d.]+\w* of [\d.]+\w*", message)
     return f"out of memory: {used[0] if used else message.splitlines()[0]}"
 
 
 def tables(programs: Sequence[Needs], chip: Chip | None, memory: float | None) -> str:
-    """Memory and work of every program, then its communication, each by chip."""
-    rows, work, talk = [], [], []
+    """Tables of the memory, the work and the collectives of all programs, per chip."""
+    rows, work, collectives = [], [], []
     for one in programs:
         fits = "no" if not one.fits(memory) else "yes" if memory else "-"
         if one.problem:
@@ -122,16 +125,16 @@ def tables(programs: Sequence[Needs], chip: Chip | None, memory: float | None) -
         work.append([one.name, one.flops / 1e12, one.accessed / 1e9, least])
         for kind in dict.fromkeys(c.kind for c in one.collectives):
             same = [c for c in one.collectives if c.kind == kind]
-            talk.append([one.name, kind, sum(c.times for c in same),
-                         sum(c.bytes for c in same) / MIB, _shortened(same[0].shape)])
+            collectives.append([one.name, kind, sum(c.times for c in same),
+                                sum(c.bytes for c in same) / MIB, _shortened(same[0].shape)])
     shown = [print_table(rows, ["GiB per chip", "arguments", "temporaries", "results", "code",
                                 "unrounded", "together", "fits", "compile secs"])]
     if work:
         shown.append(print_table(work, ["work per chip", "TFLOP", "GB from and to HBM",
                                         "at least ms"]))
-    if talk:
-        shown.append(print_table(talk, ["program", "collective", "times", "MiB per chip",
-                                        "largest"]))
+    if collectives:
+        shown.append(print_table(collectives, ["program", "collective", "times", "MiB per chip",
+                                               "largest"]))
     return "\n\n".join(shown)
 
 
@@ -141,7 +144,7 @@ def _shortened(shape: str, most: int = 48) -> str:
 
 def as_json(programs: Sequence[Needs], topology: str, devices: int, chip: Chip | None,
             memory: float | None) -> dict[str, Any]:
-    """The same figures, unrounded, and every collective."""
+    """The figures of `tables` without rounding, with every collective."""
     return {"topology": topology, "devices": devices, "memory": memory, "programs": [{
         **dataclasses.asdict(one), "collectives": [c._asdict() for c in one.collectives],
         "fits": one.fits(memory),
