@@ -154,7 +154,7 @@ class Module:
         self._run(self.entry, 1)
 
     def _run(self, name: str, times: int) -> None:
-        """Adds so many runs to a computation, and to those that it calls."""
+        """Adds `times` runs to a computation, and as many as follow from it to those it calls."""
         computation = self.computations[name]
         computation.times += times
         for op in computation.ops.values():

@@ -51,7 +51,7 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """What stands for a tokenizer: its number of tokens, and special tokens, here BART's."""
+    """A substitute for a tokenizer: its number of tokens, and BART's special tokens."""
 
     vocab_size: int
     start: int = 0

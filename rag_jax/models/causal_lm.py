@@ -169,8 +169,8 @@ class Layer(nn.Module):
         context = grouped_attention(queries, parts, c.attention_cap)
         attended = self.out(checkpoint_name(context, "narrow"))
         x = x + (self.attended_norm(attended) if has.after else attended)
-        between = self.mlp_norm(x) if has.before else x
-        fed = self.wo(ACTIVATIONS[c.activation](self.gate(between)) * self.wi(between))
+        mlp_input = self.mlp_norm(x) if has.before else x
+        fed = self.wo(ACTIVATIONS[c.activation](self.gate(mlp_input)) * self.wi(mlp_input))
         return x + (self.fed_norm(fed) if has.after else fed)
 
     def __call__(self, x: jax.Array, angles: jax.Array, masks: jax.Array, kind: jax.Array | int,
@@ -227,6 +227,7 @@ class CausalLM(nn.Module):
 
     @property
     def kinds(self) -> int:
+        """The number of kinds of layers."""
         return 2 if self.config.window else 1
 
     def states(self, ids: jax.Array, mask: jax.Array, inputs: jax.Array,
@@ -288,13 +289,14 @@ class CausalLM(nn.Module):
         places, answer = np.tile(np.arange(length), answers), np.repeat(np.arange(answers), length)
         back = (places[:, None] - places)[None, None]
         same = (answer[:, None] == answer)[None, None]
-        states, _ = self._continued(source, inputs.reshape(rows, -1), jnp.asarray(places),
-                                self.masks((back >= 0) & same, back), lambda layer, now: now)
+        states, _ = self._continued(
+            source, inputs.reshape(rows, -1), jnp.asarray(places),
+            self.masks((back >= 0) & same, back), lambda layer, now: now)
         return states.reshape(rows * answers, length, -1)
 
-    def _continued(self, source: Source, tokens: jax.Array, places: jax.Array, own: list[jax.Array],
-               remember: Callable[[int, KeysValues], KeysValues]
-               ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
+    def _continued(self, source: Source, tokens: jax.Array, places: jax.Array,
+                   own: list[jax.Array], remember: Callable[[int, KeysValues], KeysValues]
+                   ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
         """States of tokens int32[R, N] that continue a source, and each layer's keys and values.
 
         Args:

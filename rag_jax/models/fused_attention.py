@@ -1,15 +1,15 @@
 """Attention as one kernel that stores no scores [R, H, T, S], in bfloat16 on GPUs and TPUs.
 
 GPUs run cuDNN's kernel, through `jax.nn.dot_product_attention`. Where the lengths of the inputs are
-known, it is given these: with a mask, which is an array to read, it takes twice as long.
+known, it gets these instead of a mask: to read the array of a mask doubles its time.
 
 TPUs run the kernel of this module, for inputs so short that the scores of a head fit in VMEM. It
 reads the heads where the projections have put them and keeps nothing for the backward pass, so that
 only queries, keys, values and context move to and from HBM. JAX's own TPU kernels are not used:
 flash_attention writes two float32 sums of every row of scores, each 128 times, which at 256 tokens
 are as many bytes as the scores themselves; and the operands of both flash_attention and
-splash_attention are laid out anew, head by head, in rows of 128 numbers, of which the heads of BART
-and BERT fill 64.
+splash_attention have to be copied, head by head, into rows of 128 numbers, of which the heads of
+BART and BERT fill 64.
 """
 
 import functools

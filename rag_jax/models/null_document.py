@@ -1,4 +1,4 @@
-"""The null document (the paper's appendix F): a further candidate, which stands for no passage."""
+"""The null document (the paper's appendix F): a candidate for answering without any passage."""
 
 import flax.linen as nn
 import jax

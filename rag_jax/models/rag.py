@@ -538,9 +538,9 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
         result["retriever_objective"] = learned_B
         if model.fuses:
             result["posterior"] = target_BK
-    told_BK = result["posterior"] if model.fuses else marginal.sequence_posterior(
+    whole_answer_BK = result["posterior"] if model.fuses else marginal.sequence_posterior(
         log_prior_BK, log_p_BKT, mask)
-    result["information"] = marginal.divergence(told_BK, result["prior"])
+    result["information"] = marginal.divergence(whole_answer_BK, result["prior"])
     result["objective"] += share_B
     if model.null_document != "none":
         result["log_p_null"] = jnp.where(mask, log_p_BKT[:, -1], 0.0).sum(axis=-1)

@@ -9,8 +9,8 @@ import jax
 
 from rag_jax.models.attention import ATTENDED
 
-# What a layer keeps for the backward pass besides its input, by the names that `Linear` and
-# `Attention` give to their results.
+# What a layer keeps for the backward pass besides its input: results by the `checkpoint_name` that
+# `Linear` and `Attention` set.
 REMAT_POLICIES = {
     "full": None,
     "narrow": jax.checkpoint_policies.save_only_these_names("narrow"),

@@ -41,8 +41,8 @@ def logits(table: jax.Array, bias: jax.Array | None, states: jax.Array, cap: flo
 
 
 def with_one_end(logits: jax.Array, ends: tuple[int, ...]) -> jax.Array:
-    """Logits float32[..., V] whose softmax gives the first of `ends` the sum over all of them, and
-    the others 0."""
+    """Logits float32[..., V] in whose softmax the first of `ends` has the sum of the probabilities
+    of all of them, and the others have 0."""
     if not ends:
         return logits
     place = jnp.expand_dims(jnp.arange(logits.shape[-1]), range(logits.ndim - 1))
