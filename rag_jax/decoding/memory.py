@@ -45,8 +45,8 @@ def questions_at_once(model: RagModel, settings: Decoding, questions: int, passa
 
 
 def documents_at_once(model: RagModel, documents: int, passages: int, source: int) -> int:
-    """How many documents of some passages of S tokens a CPU encodes at once: a divisor of
-    `documents`.
+    """How many documents, of so many passages of S tokens each, a CPU encodes at once: a divisor
+    of `documents`.
 
     One product of 6,400 rows takes it a third longer than ten products of 640 rows, whose operands
     stay in its cache.

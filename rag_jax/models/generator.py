@@ -15,9 +15,9 @@ decoder-only model, `start` is the last token of the prompt, which all prompts s
 the prompt without it.
 
 All hypotheses for a document share its source; they are side by side on the query axis of
-attention. Their own past is side by side, too: the token of hypothesis m in step t is at place
-t * M + m for good, and a mask says which places are in a hypothesis's own past. So a beam search
-moves no keys and values (`rag_jax.decoding.documents`).
+attention. Their own past is side by side, too: the token that was in beam m at step t stays at
+place t * M + m, and a mask says which places are in a hypothesis's own past. So a beam search moves
+no keys and values (`rag_jax.decoding.documents`).
 
 A family consists of a configuration (`config.GENERATORS`), a module (`FAMILIES` below) and its
 names in checkpoints (`rag_jax/hub/names.toml`, `hub.names`, `hub.families`). In its parameters, the

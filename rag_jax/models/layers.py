@@ -39,7 +39,7 @@ def _gelu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _gelu_backward(x: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
-    wide = jax.lax.optimization_barrier(x).astype(jnp.float32)  # or `wide` is kept
+    wide = jax.lax.optimization_barrier(x).astype(jnp.float32)  # or XLA keeps the forward pass's
     density = jnp.exp(-0.5 * wide * wide) * (2 * math.pi) ** -0.5
     return ((grad * (_normal_cdf(wide) + wide * density)).astype(x.dtype),)
 
@@ -116,7 +116,7 @@ def _norm_forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, epsilo
 
 def _norm_backward(epsilon: float, kept: tuple[jax.Array | None, ...], grad: jax.Array
                    ) -> tuple[jax.Array | None, ...]:
-    x, scale, bias = jax.lax.optimization_barrier(kept)  # or more is kept
+    x, scale, bias = jax.lax.optimization_barrier(kept)  # or XLA keeps more of the forward pass
     centred, shape = bias is not None, x.shape
     # XLA's CPU backend divides a reduction among cores by its first axis alone: all rows become
     # one axis. Heads may be split over devices, and stay an axis of their own.
