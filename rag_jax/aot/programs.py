@@ -109,8 +109,8 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
       passages: the number of passages in an index on the devices; 0 = config.retrieval.capacity,
         if the configuration has the index there.
       kinds: of KINDS.
-      source_tokens: the mean number of tokens of a generator input in a training batch, at least
-        one of which has the greatest length; the inputs are packed as by `RagBatcher`. 0 = all
+      source_tokens: the mean number of tokens of the generator inputs of a training batch, of
+        which at least one has the greatest length; they are packed as by `RagBatcher`. 0 = all
         inputs have the greatest length, which is the most that training can meet.
       policies: policies of rematerialisation, with each of which training is compiled; the
         program's name ends with the policy. () = the configuration's.
