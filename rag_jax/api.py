@@ -57,6 +57,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     if source is None:
         return _open_towers(run, step, index, config)
     path = workdirs.named("source", source).absolute()
+    process.take_library_products()
     if (answering := documents.answering(path)) != path:
         if index is None and workdirs.read_run(answering, run).retrieval.k:
             index = path / documents.INDEX
@@ -219,6 +220,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
         in which it is trained to be one.
     """
     training.be_quiet()
+    process.take_library_products()
     target = workdirs.named("out", out).absolute()
     with workdirs.writing(target):
         if workdir is None:

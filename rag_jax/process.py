@@ -89,10 +89,11 @@ def take_library_products() -> None:
     takes minutes where a large program is compiled for GPUs; benchmarks/RESULTS.md has the figures.
 
     It is an environment variable of the whole process, read when jax first looks for devices. Where
-    that names the flag, it stays.
+    that names the flag, or a file of flags, it stays.
     """
-    flags, name = os.environ.get("XLA_FLAGS", ""), "xla_gpu_enable_triton_gemm"
-    if name not in flags and any(map(importlib.util.find_spec, CUDA_PLUGINS)):
+    flags, name = os.environ.get("XLA_FLAGS", "").strip(), "xla_gpu_enable_triton_gemm"
+    of_file = flags and not flags.startswith("-")
+    if name not in flags and not of_file and any(map(importlib.util.find_spec, CUDA_PLUGINS)):
         os.environ["XLA_FLAGS"] = f"{flags} --{name}=false".strip()
 
 

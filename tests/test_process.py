@@ -127,15 +127,14 @@ def test_no_amount_of_freed_memory_is_given_back(monkeypatch):
     assert calls[mmap_max] == 0
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"),
-                    reason="memory is kept with glibc alone, and /proc says how much")
 @pytest.mark.parametrize("installed, flags, expected", [
     ("jax_cuda13_plugin", None, "--xla_gpu_enable_triton_gemm=false"),
     ("jax_cuda12_plugin", "--xla_a=1", "--xla_a=1 --xla_gpu_enable_triton_gemm=false"),
     ("jax_cuda13_plugin", "--xla_gpu_enable_triton_gemm=true", "--xla_gpu_enable_triton_gemm=true"),
+    ("jax_cuda13_plugin", "/tmp/flags.txt", "/tmp/flags.txt"),
     ("libtpu", "--xla_a=1", "--xla_a=1")])
 def test_products_for_gpus_are_those_of_the_library(monkeypatch, installed, flags, expected):
-    """Where no GPU can be, and where the user says otherwise, nothing is set."""
+    """Where no GPU can be, and where the user says otherwise or names a file, nothing is set."""
     monkeypatch.setattr(process.importlib.util, "find_spec", lambda name: name == installed or None)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     if flags is not None:
@@ -152,6 +151,8 @@ def test_xla_knows_the_flag_of_the_library_products():
     subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=flags, check=True)
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"),
+                    reason="memory is kept with glibc alone, and /proc says how much")
 def test_memory_that_was_freed_in_pieces_is_given_back():
     code = """
 import numpy, pathlib

@@ -260,7 +260,7 @@ def _batch(job: Job, size: int, k: int, source_tokens: int = 0) -> Batch:
     data, model, passages = job.config.data, job.model, k or 1
     inputs, longest, tokens = passages + (model.null_document != "none"), data.max_source_length, 0
     groups = groups_of(model, job.mesh, job.config.train.optimizer.accumulate)
-    together = inputs * size // groups.count if groups is not None else inputs
+    together = inputs * max(1, size // groups.count) if groups is not None else inputs
     if source_tokens and groups is not None:
         tokens = max(longest, together * source_tokens)
     length, packed = input_shape(longest, tokens, together, data.length_step, longest)

@@ -52,8 +52,10 @@ def input_shape(longest: int, tokens: int, inputs: int, step: int, limit: int) -
     padded = inputs * length
     if not tokens or 4 * step > limit or bucket(tokens, inputs * step, padded) == padded:
         return length, 0  # packing would not save a step of each input
-    # The sum of many lengths varies as the root of their number.
-    return bucket(longest, 2 * step, limit), bucket(tokens, 2 * step * math.isqrt(inputs), padded)
+    # The sum of N lengths varies by their deviation times sqrt(N).
+    unit = min(2 * step * math.isqrt(inputs), inputs * max(1, step // 2))
+    places = bucket(tokens, unit, padded)
+    return (bucket(longest, 2 * step, limit), places) if places < padded else (length, 0)
 
 
 class RagBatcher:
@@ -66,10 +68,10 @@ class RagBatcher:
       null_document: one more input to each question, the last, without a passage.
       groups: in which targets are packed, as for `QuestionTokens.batch`; None = nothing is packed.
         Inputs are packed too, where that leaves less padding: `Batch.source_places` then says where
-        their tokens are. For a group of N inputs the number of places is a multiple of sqrt(N)
-        times twice length_step; the inputs' padded length, which then costs little, is a multiple
-        of twice length_step. Where length_step is more than a quarter of the longest input, few
-        shapes are wanted, and inputs are not packed.
+        their tokens are. For a group of N inputs the number of places is a multiple of twice
+        length_step times sqrt(N), or, if that is less, of half of it times N; the inputs' padded
+        length, which then costs little, is a multiple of twice length_step. Where length_step is
+        more than a quarter of the longest input, few shapes are wanted, and inputs are not packed.
       read: reads passages by themselves (`decoding.prefixes.Reader`); the batch then has
         `Batch.prefixes`. None = passages are read with their question.
     """

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from rag_jax import parallel
 from rag_jax.marginal import MASKED
 
-FEWEST = 64  # queries of a head for which cuDNN's kernel is faster than plain products
+FEWEST = 2**14  # scores of a head; of 16 x 256, cuDNN's kernel takes longer than plain products
 LARGEST = 2**18  # scores of a head: about six float32 arrays of them are in VMEM at a time
 LANES = 128  # a block's width is a multiple of this, and of the width of a head
 
@@ -49,12 +49,12 @@ def fused_attention(queries: jax.Array, keys: jax.Array, values: jax.Array,
 
 def _cudnn(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
            lengths: jax.Array | None) -> jax.Array | None:
-    rows, targets, _, size = queries.shape
-    if (mask.ndim != 4 or targets < FEWEST or targets % 8 or keys.shape[1] % 2 or size % 8
+    (rows, targets, _, size), sources = queries.shape, keys.shape[1]
+    if (mask.ndim != 4 or targets * sources < FEWEST or targets % 8 or sources % 2 or size % 8
             or size > 128):
         return None
     if lengths is None:
-        allowed = {"mask": jnp.broadcast_to(mask, (*mask.shape[:2], targets, keys.shape[1]))}
+        allowed = {"mask": jnp.broadcast_to(mask, (*mask.shape[:2], targets, sources))}
     else:
         allowed = {"query_seq_lengths": lengths, "key_value_seq_lengths": lengths}
     context = jax.nn.dot_product_attention(queries, keys, values, scale=1.0,

@@ -23,7 +23,8 @@ def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array
     The product is summed in float32, and the gradients of kernel and bias are float32. Accelerators
     sum in float32 anyway. XLA's CPU backend multiplies bfloat16 matrices four times faster if the
     sums are float32 and both matrices are row-major. On GPUs the bias gets the dtype of x, so that
-    the product can add it before it rounds.
+    the product can add it before it rounds; where devices share the sums of a product, each rounds
+    its part.
     """
     if platform(x) == "gpu":
         y = rounded_product(x, kernel.astype(x.dtype))

@@ -147,18 +147,17 @@ def _top_k(scores: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """`lax.top_k` of scores float32[B, R]; accelerators sort no more than a few of long rows.
 
     The best `count` are in the `count` groups with the largest maxima: where more groups have the
-    last of these, in the first of them.
+    last of these, in the first of them. There 0 and -0 are one score.
     """
     length = scores.shape[1]
     if platform(scores) == "cpu" or length <= 2 * count * GROUP:
         return lax.top_k(scores, count)
-    padded = jnp.pad(scores, ((0, 0), (0, -length % GROUP)), constant_values=-jnp.inf)
-    maxima = padded.reshape(len(scores), -1, GROUP).max(axis=-1)
-    groups = jnp.sort(lax.top_k(maxima, count)[1], axis=1)  # ties are by place, as in all scores
-    places = (groups[..., None] * GROUP + jnp.arange(GROUP)[None, None]).reshape(len(scores), -1)
-    found = jnp.take_along_axis(scores, places, axis=1, mode="fill", fill_value=-jnp.inf)
+    grouped = jnp.pad(scores, ((0, 0), (0, -length % GROUP)), constant_values=-jnp.inf).reshape(
+        len(scores), -1, GROUP)
+    groups = jnp.sort(lax.top_k(grouped.max(axis=-1), count)[1], axis=1)  # ties are by place
+    found = jnp.take_along_axis(grouped, groups[..., None], axis=1).reshape(len(scores), -1)
     best, at = lax.top_k(found, count)
-    return best, jnp.take_along_axis(places, at, axis=1)
+    return best, jnp.take_along_axis(groups, at // GROUP, axis=1) * GROUP + at % GROUP
 
 
 def _products(queries: jax.Array, rows: jax.Array) -> jax.Array:

@@ -95,6 +95,8 @@ def test_packed_batches_of_the_host_have_these_shapes(world, sizes, groups):
     assert batch.source_places.shape < by_group.shape
     assert described(abstract(mesh, mean, **few)) == described(parallel.put_rows(batch, mesh))
     assert described(abstract(mesh, 0, **few)) == described(abstract(mesh))
+    least = abstract(mesh, 1, **few).source_places.shape
+    assert least[0] == groups and 24 <= least[1] < 24 + 12, "one input is of the longest"
 
 
 @pytest.mark.parametrize("source_tokens, changes", [
@@ -105,6 +107,12 @@ def test_tokens_of_inputs_that_are_never_packed_are_refused(source_tokens, chang
     """
     with pytest.raises(ConfigError, match=f"--source_tokens={source_tokens}: no inputs are packed"):
         abstract(parallel.make_mesh(MeshConfig(4, 2)), source_tokens, **changes)
+
+
+def test_a_batch_of_fewer_questions_than_devices_cannot_be_split():
+    with pytest.raises(ConfigError, match="a batch of 1 rows cannot be split over 8 devices"):
+        abstract(parallel.make_mesh(MeshConfig(4, 2)), 9,
+                 **{"train.batch_size": 1, "data.length_buckets": 4})
 
 
 @pytest.mark.parametrize("dtype,encoder", [

@@ -9,7 +9,7 @@ import pytest
 
 from rag_jax.config import BertConfig, DataConfig
 from rag_jax.data import batches, order, packed
-from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher, input_shape
 from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
@@ -252,7 +252,7 @@ def test_packed_places_are_those_of_the_tokens_where_that_saves_padding(made, nu
     inputs = 3 + null_document
     assert batch.source_mask.shape[1] == inputs and batch.source_mask.shape[2] % 8 == 0
     (places,), mask = batch.source_places, batch.source_mask
-    assert len(places) % (8 * 3) == 0 and len(places) < mask.size, "3 * 3 and 3 * 4 inputs"
+    assert len(places) % {9: 9 * 2, 12: 3 * 8}[3 * inputs] == 0 and len(places) < mask.size
     assert places.tolist() == [*np.flatnonzero(mask), *[mask.size] * (len(places) - mask.sum())]
     plain = RagBatcher(questions, 4, WIDTH, null_document).batch(
         np.array([0, 3, 4]), np.array([[0, 1, 5], [0, 5, 1], [1, 0, 2]]), index)
@@ -264,6 +264,32 @@ def test_packed_places_are_those_of_the_tokens_where_that_saves_padding(made, nu
         np.array([0, 3, 4]), np.array([[0, 1, 5], [0, 5, 1], [1, 0, 2]]), index)
     assert few.source_places is None, "who wants few lengths wants few shapes"
     assert batcher.batch(np.array([0, 3]), None).source_places is None
+
+
+@pytest.mark.parametrize("groups", [Groups(2, 2), Groups(4), Groups(1, 4), Groups(2)])
+def test_each_group_has_the_places_of_its_own_tokens(made, groups):
+    """Of a batch whose groups have different numbers of tokens; a host has those of its devices."""
+    questions, store, _, _ = made
+    batcher, index = RagBatcher(questions, 4, WIDTH, groups=groups), Index(store)
+    rows = np.array([0, 3, 4, 0, 3, 4, 1, 0])
+    found = np.array([[0, 1, 5], [0, 5, 1], [1, 0, 2], [5, 5, 0], [0, 0, 1], [5, 0, 5], [5, 1, 0],
+                      [0, 5, 5]])
+    batch = batcher.batch(rows, found, index)
+    masks = groups.rows(batch.source_mask.reshape(8, -1))
+    assert len({int(mask.sum()) for mask in masks}) > 1 and len(batch.source_places) == len(masks)
+    for places, mask in zip(batch.source_places, masks, strict=True):
+        assert places[places < mask.size].tolist() == np.flatnonzero(mask).tolist()
+    if groups.devices > 1:
+        half = groups.count // 2
+        for own, part in ((slice(0, 4), slice(0, half)), (np.arange(4, 8), slice(half, None))):
+            of_host = batcher.batch(rows, found, index, own=own)
+            assert (of_host.source_places == batch.source_places[part]).all()
+
+
+def test_inputs_are_not_packed_into_as_many_places_as_they_have():
+    """Two of 25 tokens, in places by fours; of 23 they are."""
+    assert input_shape(26, 50, 2, 5, 26) == (26, 0)
+    assert input_shape(26, 46, 2, 5, 26) == (26, 48)
 
 
 def test_closed_book_is_one_empty_passage(made, rag):

@@ -16,8 +16,8 @@ from rag_jax.config import MeshConfig
 from rag_jax.models import attention, fused_attention
 from rag_jax.models.packing import Packing
 
-R, T, S, H, C = 8, 64, 32, 4, 64
-MASKS = {"keys": np.arange(S) < np.array([32, 20, 1, 7, 0, 31, 16, 5])[:, None],
+R, T, S, H, C = 8, 128, 128, 4, 64
+MASKS = {"keys": np.arange(S) < np.array([128, 20, 1, 7, 0, 127, 16, 5])[:, None],
          "causal": np.tril(np.ones((T, T), bool))}
 
 
@@ -88,7 +88,7 @@ def test_kernels_compute_what_plain_attention_does(platform, name, mask):
 
 def test_packed_inputs_tell_the_kernel_their_lengths(platform):
     """Not in cross-attention, where targets are packed and sources are others."""
-    mask = np.arange(T) < np.array([64, 3, 1, 40, 9, 63, 32, 17])[:, None]
+    mask = np.arange(T) < np.array([128, 3, 1, 40, 9, 127, 64, 17])[:, None]
     packing = Packing.of(jnp.flatnonzero(jnp.asarray(mask))[None].astype(jnp.int32), R, T)
     assert packing.lengths.tolist() == mask.sum(axis=1).tolist()
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, mask.sum(), H * C)), jnp.bfloat16)
@@ -142,4 +142,4 @@ def test_plain_attention_where_no_kernel_does_it(platform):
     platform("gpu")
     assert context(jnp.float32) is None and context(queries=(R, H, 1, C)) is None
     assert context().shape == (R, T, H * C)
-    assert context(queries=(R, H, fused_attention.FEWEST - 8, C)) is None
+    assert context(queries=(R, H, T - 8, C)) is None, "plain products take less time"

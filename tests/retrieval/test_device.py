@@ -94,9 +94,12 @@ def test_duplicated_rows_are_in_order_of_their_ids_on_any_number_of_devices(dtyp
 
 @pytest.mark.parametrize("length", [6000, 16384, 20001])
 def test_accelerators_find_the_best_scores_by_the_maxima_of_groups(monkeypatch, length):
-    """With few different scores, of which many are -inf, in the order of their places."""
-    monkeypatch.setattr(device_search, "platform", lambda x: "gpu")
+    """With few different scores, of which many are -inf, in the order of their places. A CPU looks
+    at all scores."""
     rng, count = np.random.default_rng(length), 21
+    all_scores = jax.make_jaxpr(lambda x: device_search._top_k(x, count))(np.zeros((4, length)))
+    assert str(all_scores).count("top_k[") == 1
+    monkeypatch.setattr(device_search, "platform", lambda x: "gpu")
     assert length > 2 * count * device_search.GROUP
     for different, missing in ((3, 0.0), (400, 0.5), (2**20, 0.0), (5, 0.9995), (2, 1.0)):
         scores = rng.integers(0, different, (4, length)).astype(np.float32)
