@@ -194,8 +194,8 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array, source: jax.Array, mask: jax.Array | None,
                  deterministic: bool, bias: jax.Array | None = None,
                  packing: Packing | None = None) -> jax.Array:
-        """Attends from x to `source`; `packing` is that of both, of inputs whose tokens attend to all
-        of their own: the mask then says nothing that their lengths do not."""
+        """Attends from x to `source`; `packing` is that of both, of inputs whose tokens attend to
+        all of their own: the mask then says nothing that their lengths do not."""
         lengths = None if packing is None else packing.lengths
         keys, values = self.keys_values(source, packing)
         return self.attend(x, keys, values, mask, deterministic, bias, packing, lengths)
