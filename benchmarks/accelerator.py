@@ -43,8 +43,9 @@ from rag_jax.aot import programs
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.programs import Program
 from rag_jax.config import BART_PRESETS, BERT_PRESETS, BartConfig, BertConfig, Config, ModelConfig
-from rag_jax.data.batches import input_shape
-from rag_jax.data.packed import Groups, room, token_places
+from rag_jax.data import packed
+from rag_jax.data.batches import input_places
+from rag_jax.data.packed import Groups
 from rag_jax.models import fused_attention
 from rag_jax.models.attention import Attention
 from rag_jax.models.packing import Packing
@@ -120,7 +121,7 @@ def check(size: str, report: dict) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     rows, length, heads, width = (64, 256, 16, 1024) if size == "full" else (4, 64, 2, 128)
     mask = np.arange(length) < rng.integers(1, length, (rows, 1), endpoint=True)
-    packing = Packing.of(token_places(mask.reshape(1, -1), int(mask.sum())), rows, length)
+    packing = Packing.of(packed.token_places(mask.reshape(1, -1), int(mask.sum())), rows, length)
     tokens, weight = (jnp.asarray(rng.normal(size=(1, mask.sum(), width)), dtype)
                       for dtype in (jnp.bfloat16, jnp.float32))
     module = Attention(heads, width, dtype=jnp.bfloat16, init_std=width**-0.5)
@@ -133,9 +134,8 @@ def check(size: str, report: dict) -> dict[str, Any]:
         computed with for minutes while it compiles."""
         def value(x: jax.Array, params: Any, packing: Packing, at: jax.Array, weight: jax.Array
                   ) -> tuple[jax.Array, jax.Array]:
-            given = (x, packing) if told == "lengths" else (packing.pad(x), None)
-            y = module.clone(fused=fused).apply(
-                params, given[0], given[0], at, True, None, given[1])
+            x, of_both = (x, packing) if told == "lengths" else (packing.pad(x), None)
+            y = module.clone(fused=fused).apply(params, x, x, at, True, None, of_both)
             y = y if told == "lengths" else packing.pack(y)
             return (weight * y).sum(), y
 
@@ -243,17 +243,15 @@ def questions(abstract: Batch, vocab: int) -> Batch:
     return abstract._replace(**fields)
 
 
-def packed(batch: Batch, config: Config) -> Batch:
+def with_places(batch: Batch, config: Config) -> Batch:
     """With the places of the tokens of inputs and targets, as `RagBatcher` and `QuestionTokens`
     pack them."""
-    groups, sizes = Groups(jax.device_count()), batch.source_mask.shape
-    sources = groups.rows(batch.source_mask.reshape(len(batch.source_mask), -1))
-    targets, tokens = groups.rows(batch.target_mask), batch.target_mask.sum(axis=1)
-    _, places = input_shape(sizes[2], int(sources.sum(axis=1).max()),
-                            sizes[0] // groups.count * sizes[1], config.data.length_step, sizes[2])
-    return batch._replace(
-        source_places=token_places(sources, places),
-        target_places=token_places(targets, room(tokens, sizes[0] // groups.count)))
+    groups, tokens = Groups(jax.device_count()), batch.target_mask.sum(axis=1)
+    _, sources = input_places(batch.source_mask.sum(axis=-1), groups, config.data.length_step,
+                              batch.source_mask.shape[-1])
+    room = packed.room(tokens, len(tokens) // groups.count)
+    return batch._replace(source_places=sources,
+                          target_places=packed.places(batch.target_mask, groups, room))
 
 
 def useful_flops(retriever: BertConfig, generator: BartConfig, batch: Batch) -> float:
@@ -279,8 +277,8 @@ def useful_flops(retriever: BertConfig, generator: BartConfig, batch: Batch) -> 
 
 def train(size: str, report: dict) -> dict[str, Any]:
     rows = SIZES[size]["train"] * jax.device_count()
+    scan = jax.devices()[0].platform != "gpu"
     for remat in ("none", "dots", "narrow", "full"):
-        scan = jax.devices()[0].platform != "gpu"
         config = configuration(size, **{"train.batch_size": rows} | {
             f"model.{tower}.{name}": value for tower in ("generator", "retriever")
             for name, value in (("remat", remat), ("scan_layers", scan))})
@@ -302,7 +300,7 @@ def one_step(config: Config) -> dict[str, Any]:
     began = time.perf_counter()
     one = program("train", config)
     state, batch, number = one.arguments
-    host = packed(questions(batch, config.model.retriever.vocab_size), config)
+    host = with_places(questions(batch, config.model.retriever.vocab_size), config)
     places = {name: jax.ShapeDtypeStruct(getattr(host, name).shape, np.int32,
                                          sharding=batch.weight.sharding) for name in PLACES}
     batch = batch._replace(**places)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax.data.packed import Groups, token_places
+from rag_jax.data import packed
+from rag_jax.data.packed import Groups
 from rag_jax.data.padding import bucket, pad_rows
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.retrieval.bm25 import Bm25Index
@@ -58,6 +59,21 @@ def input_shape(longest: int, tokens: int, inputs: int, step: int, limit: int) -
     return (bucket(longest, 2 * step, limit), places) if places < padded else (length, 0)
 
 
+def input_places(lengths: np.ndarray, groups: Groups | None, step: int, limit: int
+                 ) -> tuple[int, np.ndarray | None]:
+    """Padded length of inputs of so many tokens, int[B, K], and their tokens' places in each group,
+    int32[G, N]; None = inputs are not packed. step, limit: as for `input_shape`."""
+    inputs, tokens = lengths.shape[1], 0
+    if groups is not None:
+        inputs *= len(lengths) // groups.count
+        tokens = int(groups.rows(lengths).sum(axis=1).max())
+    length, room = input_shape(int(lengths.max()), tokens, inputs, step, limit)
+    if not room:
+        return length, None
+    mask = np.arange(length) < lengths[..., None]  # -> [B, K, S]
+    return length, packed.places(mask.reshape(len(lengths), -1), groups, room)
+
+
 class RagBatcher:
     """Questions with retrieved passages as `Batch`es.
 
@@ -102,7 +118,7 @@ class RagBatcher:
         asked = questions.batch(rows, rng, weight, own, self.length_step, suffixes=False,
                                 groups=self.groups)
         lengths = self.lengths(rows, retrieved, index)
-        length, places = self._input_places(lengths)
+        length, places = input_places(lengths, self.groups, self.length_step, format.max_length)
         passages, fields = (self._closed_book(rows[own]) if retrieved is None
                             else self._retrieved(rows, retrieved, index, own))
         suffixes = [questions.suffixes[row] for row in np.repeat(rows[own], lengths.shape[1])]
@@ -115,20 +131,6 @@ class RagBatcher:
         if places is not None:
             fields["source_places"] = self.groups.own(places, own, len(rows))
         return assemble(asked, ids.reshape(shape), mask.reshape(shape), **fields)
-
-    def _input_places(self, lengths: np.ndarray) -> tuple[int, np.ndarray | None]:
-        """Padded length of inputs of so many tokens, int[B, K], and their tokens' places in each
-        group, int32[G, N]; None = inputs are not packed."""
-        groups, inputs, tokens = self.groups, lengths.shape[1], 0
-        if groups is not None:
-            inputs *= len(lengths) // groups.count
-            tokens = int(groups.rows(lengths).sum(axis=1).max())
-        length, room = input_shape(int(lengths.max()), tokens, inputs, self.length_step,
-                                   self.questions.format.max_length)
-        if not room:
-            return length, None
-        mask = np.arange(length) < lengths[..., None]  # -> [B, K, S]
-        return length, token_places(groups.rows(mask.reshape(len(lengths), -1)), room)
 
     def _in_two(self, passages: list[Sequence[int]], suffixes: list[list[int]],
                 inputs: list[list[int]], count: int) -> tuple[Prefixes, list[list[int]]]:
