@@ -123,6 +123,7 @@ def ours(folder: pathlib.Path, small: bool) -> dict[str, float]:
     from rag_jax.decoding.settings import Decoding
     from rag_jax.hub.load import load
     from rag_jax.models import rag
+    from rag_jax.models.likelihood import log_likelihood
     from rag_jax.types import Batch
 
     found = load(folder / "hugging_face")
@@ -133,7 +134,7 @@ def ours(folder: pathlib.Path, small: bool) -> dict[str, float]:
         x["question"], np.ones_like(x["question"], bool), x["source"],
         np.ones_like(x["source"], bool), x["embeddings"], np.ones((1, PASSAGES), bool),
         x["target"], np.ones_like(x["target"], bool), np.ones(1, np.float32))
-    likelihood = jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch)["log_p"])
+    likelihood = jax.jit(lambda params, batch: log_likelihood(model, params, batch)["log_p"])
     run = jax.jit(lambda params, batch: decode(
         model, Decoding(max_length=LENGTH), params, batch).best.tokens)
     queries = rag.embed(model, found.params["query_encoder"], batch.question_ids,

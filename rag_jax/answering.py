@@ -23,6 +23,7 @@ from rag_jax.decoding.results import NOT_FINITE, Decoded, ScoreError, faults
 from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
+from rag_jax.models.likelihood import log_likelihood
 from rag_jax.retrieval.hybrid import hybrid_queries
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.searching import jit_embed, search
@@ -49,8 +50,8 @@ def jit_growing(model: rag.RagModel, settings: Decoding) -> tuple[Program, Progr
 
 @functools.lru_cache(PROGRAMS)
 def jit_log_likelihood(model: rag.RagModel) -> Program:
-    """(params, batch) -> dict of float32[B] in nats, as `rag.log_likelihood`."""
-    return jax.jit(lambda params, batch: rag.log_likelihood(model, params, batch))
+    """(params, batch) -> dict of float32[B] in nats, as `likelihood.log_likelihood`."""
+    return jax.jit(lambda params, batch: log_likelihood(model, params, batch))
 
 
 class Draws(NamedTuple):

@@ -27,7 +27,7 @@ from rag_jax.decoding.results import MARGIN, NOT_FINITE, Decoded, Ranked, ScoreE
 from rag_jax.decoding.scoring import score
 from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.marginal import MASKED
-from rag_jax.models import rag
+from rag_jax.models import rag, teacher_forcing
 from rag_jax.types import Batch, Params
 
 NEEDS = ("exact decoding needs length_penalty=0, forced_eos=False, sample=False: only then does "
@@ -141,7 +141,7 @@ def _expand(model: rag.RagModel, settings: Decoding, params: Params, documents: 
       log p(. | x, z, prefix) float32[P, K, V].
     """
     passages = documents.log_prior.shape[1]
-    inputs_PT = rag.shift_right(prefixes, model.start_id)
+    inputs_PT = teacher_forcing.shift_right(prefixes, model.start_id)
     inputs_KPT = jnp.broadcast_to(inputs_PT[None], (passages, *inputs_PT.shape))
     states_RTD = documents_module.states(model, params, documents, inputs_KPT)
     states_KPTD = states_RTD.reshape(*inputs_KPT.shape, -1)

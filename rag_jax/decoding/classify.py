@@ -11,7 +11,7 @@ from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.results import Decoded, Ranked, explain
 from rag_jax.decoding.scoring import score
 from rag_jax.decoding.settings import Decoding
-from rag_jax.models import rag
+from rag_jax.models import likelihood, rag
 from rag_jax.types import Batch, Params
 
 
@@ -36,13 +36,14 @@ def decode_by_head(model: rag.RagModel, params: Params, batch: Batch, settings: 
     As the head scores a class as a whole, the first token of its label has all of log p, and the
     others have 0.
     """
-    log_prior = rag.log_prior(model, params, batch)
-    log_p = jax.nn.log_softmax(rag.class_logits(model, params, batch), axis=-1).swapaxes(1, 2)
+    log_prior = likelihood.log_prior(model, params, batch)
+    logits_BKY = likelihood.class_logits(model, params, batch)
+    log_p = jax.nn.log_softmax(logits_BKY, axis=-1).swapaxes(1, 2)
     tokens, mask = _tokens(model, settings, log_prior.shape[0])
     first = (jnp.arange(tokens.shape[2]) == 0)[None, None, :, None]
     doc_log_p = jnp.where(first, log_p[:, :, None], 0.0)  # -> [B, A, T, K]
-    given = explain("sequence", rag.document_prior(model, log_prior), tokens, mask, doc_log_p,
-                    jnp.ones(tokens.shape[:2], bool), model.end_id)
+    given = explain("sequence", likelihood.document_prior(model, log_prior), tokens, mask,
+                    doc_log_p, jnp.ones(tokens.shape[:2], bool), model.end_id)
     return _ranked(given, jnp.exp(log_prior), settings.certifies(model))
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from rag_jax import parallel
 from rag_jax.decoding.memory import documents_at_once
-from rag_jax.models import rag, vocabulary
+from rag_jax.models import likelihood, rag, teacher_forcing, vocabulary
 from rag_jax.models.attention import KeysValues, Source
 from rag_jax.models.generator import Generator
 from rag_jax.types import Batch, Params
@@ -34,7 +34,7 @@ class Documents(NamedTuple):
     """A batch of questions whose documents are encoded."""
 
     prior: jax.Array  # float32[B, passages], p(z | x) of the retriever
-    log_prior: jax.Array  # float32[B, K], log p of the documents (`rag.document_prior`)
+    log_prior: jax.Array  # float32[B, K], log p of the documents (`likelihood.document_prior`)
     source: Source
 
     @property
@@ -48,8 +48,8 @@ def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     def encode(inputs: tuple[Any, ...]) -> Source:
         return _apply(model, params, lambda generator: generator.read(*inputs))
 
-    log_prior = rag.log_prior(model, params, batch)
-    inputs = rag.as_documents(model, batch)
+    log_prior = likelihood.log_prior(model, params, batch)
+    inputs = likelihood.as_documents(model, batch)
     if batch.prefixes is not None:
         inputs += (_before(model, batch),)
     count = len(inputs[0])
@@ -59,7 +59,7 @@ def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     else:
         source = jax.lax.platform_dependent(
             inputs, cpu=functools.partial(_in_groups, encode, count // at_once), default=encode)
-    return Documents(jnp.exp(log_prior), rag.document_prior(model, log_prior), source)
+    return Documents(jnp.exp(log_prior), likelihood.document_prior(model, log_prior), source)
 
 
 def _before(model: rag.RagModel, batch: Batch) -> Source:
@@ -146,9 +146,9 @@ def target_log_probs(model: rag.RagModel, params: Params, documents: Documents,
     """log p(y_t | x, z, y_<t) float32[R, A, T] of A answers int32[R, A, T] for every document."""
     rows, count, length = targets.shape
     flat = targets.reshape(rows * count, length)
-    inputs = rag.shift_right(flat, model.start_id).reshape(targets.shape)
+    inputs = teacher_forcing.shift_right(flat, model.start_id).reshape(targets.shape)
     states_RTD = states(model, params, documents, inputs)
-    log_p_RT, _ = rag.score_targets(
+    log_p_RT, _ = teacher_forcing.score_targets(
         params["generator"], states_RTD, flat, model.generator)
     return log_p_RT.reshape(targets.shape)  # -> [R, A, T]
 

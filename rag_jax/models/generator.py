@@ -10,9 +10,9 @@ pytree, passed in and returned. There are two kinds of generators:
     self-attention in every layer are kept. Rows are padded on the right; `Source.begin` says where
     each one ends.
 
-The decoder's inputs for a target are [start, y_1, ..., y_{T-1}] (`rag.shift_right`). For a
-decoder-only model, `start` is the last token of the prompt, which all prompts share; the source is
-the prompt without it.
+The decoder's inputs for a target are [start, y_1, ..., y_{T-1}] (`teacher_forcing.shift_right`).
+For a decoder-only model, `start` is the last token of the prompt, which all prompts share; the
+source is the prompt without it.
 
 All hypotheses for a document share its source; they are side by side on the query axis of
 attention. Their own past is side by side, too: the token that was in beam m at step t stays at

@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 
 from rag_jax import parallel
 from rag_jax.marginal import MASKED
-from rag_jax.models import rag
+from rag_jax.models import rag, teacher_forcing
+from rag_jax.models.likelihood import log_likelihood
 from rag_jax.training.optim import Optimizer
 from rag_jax.types import Batch, Params, RetrieverBatch, Seq2SeqBatch
 
@@ -62,7 +63,7 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
     """- log p(y | x) by the model's kind (section 2.4), summed over questions; and, unless
     retriever_objective is "marginal", the retriever's own loss (`marginal.learn_from`).
 
-    weigh_explained, in_batch_negatives: as for `rag.log_likelihood`.
+    weigh_explained, in_batch_negatives: as for `likelihood.log_likelihood`.
 
     The arguments change the loss alone: "nll", "prior_entropy" and "posterior_entropy" are of the
     likelihood itself, but Fusion-in-Decoder's "posterior_entropy" is of the distribution that its
@@ -71,8 +72,8 @@ def rag_loss(model: rag.RagModel, label_smoothing: float = 0.0,
     """
 
     def loss(params: Params, batch: Batch, key: jax.Array | None) -> Sums:
-        out = rag.log_likelihood(model, params, batch, label_smoothing, key,
-                                 retriever_objective, weigh_explained, in_batch_negatives)
+        out = log_likelihood(model, params, batch, label_smoothing, key,
+                             retriever_objective, weigh_explained, in_batch_negatives)
         weight = batch.weight * (out["prior"] > 0).any(axis=-1)
 
         def entropy(p: jax.Array) -> jax.Array:
@@ -126,7 +127,7 @@ def seq2seq_loss(model: rag.RagModel) -> LossFunction:
     """- log p(target | source) summed over target tokens."""
 
     def loss(params: Params, batch: Seq2SeqBatch, key: jax.Array | None) -> Sums:
-        log_p = rag.seq2seq_log_probs(
+        log_p = teacher_forcing.seq2seq_log_probs(
             model,
             params["generator"],
             batch.source_ids,

@@ -10,7 +10,7 @@ import tiny
 
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
-from rag_jax.models import rag
+from rag_jax.models import likelihood
 
 VOCAB, LONGEST, QUESTIONS, DOCS, END, PAD = 5, 3, 6, 3, tiny.END, tiny.PAD
 EVERYTHING = 85  # 1 + 4 + 16 answers that end, 64 that are cut
@@ -64,8 +64,8 @@ def run(params, batch, kind, width, key=None, **settings):
 
 @functools.cache
 def _forced(model):
-    return tiny.jit(lambda params, batch: (rag.log_prior(model, params, batch),
-                                           rag.token_log_probs(model, params, batch)[0]))
+    return tiny.jit(lambda params, batch: (likelihood.log_prior(model, params, batch),
+                                           likelihood.token_log_probs(model, params, batch)[0]))
 
 
 class World(NamedTuple):

@@ -36,7 +36,7 @@ from rag_jax.decoding.answer import decode
 from rag_jax.decoding.results import faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.errors import NotFiniteError
-from rag_jax.models import rag
+from rag_jax.models.likelihood import log_likelihood
 
 KINDS = ["token", "sequence"]
 WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "fast"),
@@ -458,7 +458,7 @@ def test_long_beams_follow_the_full_forward(kind, strategy):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_given_answers_are_scored_as_training_does(kind):
-    """`score` shares caches with the beams; `rag.log_likelihood` shares nothing with it."""
+    """`score` shares caches with the beams; `likelihood.log_likelihood` shares nothing with it."""
     from rag_jax.decoding import documents
     from rag_jax.decoding.scoring import score
     found = run(params(), BATCH, kind, 3)
@@ -466,7 +466,7 @@ def test_given_answers_are_scored_as_training_does(kind):
     for row, y in enumerate(answers(found)):
         mask[row, : len(y)] = True
     batch = BATCH._replace(target_ids=found.best.tokens, target_mask=mask)
-    forced = tiny.jit(functools.partial(rag.log_likelihood, small(kind)))(params(), batch)
+    forced = tiny.jit(functools.partial(log_likelihood, small(kind)))(params(), batch)
     long = np.pad(found.best.tokens, ((0, 0), (0, LONGEST)), constant_values=PAD)
     read = tiny.jit(functools.partial(documents.read, small(kind)))(params(), BATCH)
     scorer = tiny.jit(functools.partial(score, small(kind)))

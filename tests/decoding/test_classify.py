@@ -11,7 +11,7 @@ from enumerated import BATCH, END, QUESTIONS, model, params, world
 
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
-from rag_jax.models import rag
+from rag_jax.models.likelihood import log_likelihood
 
 KINDS = ["token", "sequence"]
 
@@ -92,9 +92,9 @@ def head(kind):
 
 @pytest.mark.parametrize("kind", ["token", "fid"])
 def test_a_head_ranks_its_classes_as_training_scores_them(kind):
-    """Every class's log p, prior and posterior are `rag.log_likelihood`'s with it as the target."""
+    """Every class's log p, prior and posterior are `log_likelihood`'s with it as the target."""
     built, weights, _, found = head(kind)
-    forced = tiny.jit(functools.partial(rag.log_likelihood, built))
+    forced = tiny.jit(functools.partial(log_likelihood, built))
     log_p = np.zeros((len(CLAIMS.weight), 3))
     for number, name in enumerate(NAMES):
         target = np.full((len(CLAIMS.weight), 1), number, np.int32)

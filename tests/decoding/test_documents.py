@@ -9,7 +9,8 @@ import pytest
 import tiny
 
 from rag_jax.decoding import documents, memory
-from rag_jax.models import rag
+from rag_jax.models import teacher_forcing
+from rag_jax.models.likelihood import as_documents
 from rag_jax.types import Prefixes
 
 TARGET = 5
@@ -34,7 +35,7 @@ def test_cached_decoding_is_the_full_forward_at_every_position(generator, dtype,
     """Guards against a position, a bias or a norm of training that decoding lacks."""
     model = tiny.rag_model(generator=dataclasses.replace(generator, dtype=dtype))
     params = tiny.rag_params(model)
-    inputs = rag.shift_right(jnp.asarray(BATCH.target_ids), model.start_id)
+    inputs = teacher_forcing.shift_right(jnp.asarray(BATCH.target_ids), model.start_id)
     inputs = jnp.repeat(inputs, PASSAGES, axis=0)  # -> [R, T]
     logits = tiny.jit(lambda params: model.generator_module.apply(
         {"params": params["generator"]}, BATCH.source_ids.reshape(len(inputs), -1),
@@ -63,8 +64,8 @@ def test_several_ends_are_one_outcome(params):
     assert not found[..., [7, 30]].any()
     others = [i for i in range(plain.shape[-1]) if i not in ends]
     np.testing.assert_allclose(found[..., others], plain[..., others], rtol=1e-5)
-    scored, _ = rag.score_targets(params["generator"], states, jnp.full((2, 3), tiny.END),
-                                  model.generator)
+    scored, _ = teacher_forcing.score_targets(
+        params["generator"], states, jnp.full((2, 3), tiny.END), model.generator)
     np.testing.assert_allclose(np.exp(scored), found[..., tiny.END], rtol=1e-5)
 
 
@@ -96,7 +97,7 @@ def test_documents_encoded_in_groups_are_those_encoded_at_once(params, monkeypat
     def read():
         return tiny.jit(lambda params: documents.read(model, params, BATCH))(params)
 
-    shape = rag.as_documents(model, BATCH)[0].shape
+    shape = as_documents(model, BATCH)[0].shape
     assert memory.documents_at_once(model, *shape) == shape[0]
     at_once = read()
     monkeypatch.setattr(memory, "CACHED", 0)

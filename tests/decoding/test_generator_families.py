@@ -26,7 +26,7 @@ from rag_jax.config import CausalConfig
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.certificate import exact
 from rag_jax.decoding.settings import Decoding
-from rag_jax.models import rag
+from rag_jax.models.likelihood import log_likelihood
 
 GENERATORS = {"t5": dataclasses.replace(tiny.T5, vocab_size=VOCAB), "causal": CausalConfig(
     variant="gemma3", vocab_size=VOCAB, max_positions=16, width=12, decoder_layers=2, heads=4,
@@ -117,7 +117,7 @@ def test_order_and_padding_change_nothing():
     batch = batch._replace(doc_mask=np.ones_like(batch.doc_mask))
 
     def run(params, batch):
-        loss = rag.log_likelihood(token, params, batch)["log_p"]
+        loss = log_likelihood(token, params, batch)["log_p"]
         return loss.sum(), loss
 
     program = tiny.jit(jax.value_and_grad(run, has_aux=True))

@@ -18,11 +18,12 @@ from rag_jax.decoding.settings import Decoding
 from rag_jax.hub import names
 from rag_jax.hub.families import FAMILIES
 from rag_jax.hub.load import Pretrained, load, plan
-from rag_jax.models import rag, vocabulary
+from rag_jax.models import rag, teacher_forcing, vocabulary
 from rag_jax.models.bert import Bert
 from rag_jax.models.cross_encoder import CrossEncoder
 from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import Generator, build
+from rag_jax.models.likelihood import log_likelihood
 from rag_jax.models.modern_bert import ModernBert
 from rag_jax.types import Batch
 
@@ -88,12 +89,12 @@ def outputs(pretrained: Pretrained, x: dict[str, np.ndarray], params) -> dict[st
         ids, mask = (x[k].reshape(-1, x[k].shape[-1]) for k in ("source_ids", "source_mask"))
         targets = jnp.repeat(jnp.asarray(x["target_ids"]), passages, axis=0)
         states = generator.states(
-            ids[:, None], mask[:, None], rag.shift_right(targets, pretrained.ids.start))
+            ids[:, None], mask[:, None], teacher_forcing.shift_right(targets, pretrained.ids.start))
         encoded = {} if config.family == "causal" else {"encoded": generator.encode(ids, mask)}
         if config.family == "t5":
             encoded["fused"] = generator.logits(generator.states(
                 x["source_ids"], x["source_mask"],
-                rag.shift_right(jnp.asarray(x["target_ids"]), pretrained.ids.start)))
+                teacher_forcing.shift_right(jnp.asarray(x["target_ids"]), pretrained.ids.start)))
         logits = vocabulary.logits(
             *vocabulary.head(params["generator"]), states, config.logit_cap)
         return {**encoded, "states": states, "logits": logits}
@@ -106,7 +107,7 @@ def outputs(pretrained: Pretrained, x: dict[str, np.ndarray], params) -> dict[st
                                     rows.question_mask)
     result["doc_scores"] = jnp.einsum("BE,BKE->BK", result["embedding"], rows.doc_embeddings)
     if pretrained.kind:
-        result["loss"] = -rag.log_likelihood(model, params, rows)["log_p"]
+        result["loss"] = -log_likelihood(model, params, rows)["log_p"]
     return result
 
 

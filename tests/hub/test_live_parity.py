@@ -35,6 +35,7 @@ from rag_jax.hub.tensors import open_tensors  # noqa: E402
 from rag_jax.models import rag  # noqa: E402
 from rag_jax.models.causal_lm import CausalLM  # noqa: E402
 from rag_jax.models.dpr import DprEncoder  # noqa: E402
+from rag_jax.models.likelihood import class_logits  # noqa: E402
 
 CASES = reference.CASES
 
@@ -246,7 +247,7 @@ def test_the_classification_head_is_barts(tmp_path):
     batch = tiny.class_batch(3, passages=1)._replace(
         source_ids=ids[:, None], source_mask=mask[:, None], decoder_ids=ids, decoder_mask=mask)
     with jax.default_matmul_precision("highest"):
-        logits = tiny.jit(functools.partial(rag.class_logits, built))(
+        logits = tiny.jit(functools.partial(class_logits, built))(
             {**found.params, "classifier": head}, batch)
     np.testing.assert_allclose(logits[:, 0], expected, rtol=1e-4, atol=1e-5)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax.models import rag
+from rag_jax.models.likelihood import log_likelihood
 from rag_jax.training.step import rag_loss
 
 KINDS = ["token", "sequence", "fid"]
@@ -30,7 +30,7 @@ def params():
 
 @functools.partial(tiny.jit, static_argnames=("kind", "smoothing"))
 def likelihood(params, batch, kind, smoothing=0.0):
-    return rag.log_likelihood(model(kind), params, batch, smoothing)
+    return log_likelihood(model(kind), params, batch, smoothing)
 
 
 @functools.partial(tiny.jit, static_argnames="kind")

@@ -13,7 +13,8 @@ import tiny
 from rag_jax import parallel
 from rag_jax.config import MeshConfig
 from rag_jax.data import packed
-from rag_jax.models import rag
+from rag_jax.models import rag, teacher_forcing
+from rag_jax.models.likelihood import log_likelihood, token_log_probs
 from rag_jax.training.step import rag_loss, seq2seq_loss
 from rag_jax.types import Seq2SeqBatch
 
@@ -31,7 +32,7 @@ def params():
 @functools.partial(tiny.jit, static_argnames=("kind", "smoothing"))
 def likelihood(params, batch, kind="token", smoothing=0.0):
     model = tiny.rag_model(kind, retriever={"projection": 12})
-    return rag.log_likelihood(model, params, batch, smoothing)
+    return log_likelihood(model, params, batch, smoothing)
 
 
 @functools.partial(tiny.jit, static_argnames="kind")
@@ -46,7 +47,7 @@ def loss_and_gradient(params, batch, kind):
     return jax.value_and_grad(value, argnums=(0, 1))(params, batch.doc_embeddings)
 
 
-log_probs = tiny.jit(lambda *given: rag.token_log_probs(MODEL, *given)[0])
+log_probs = tiny.jit(lambda *given: token_log_probs(MODEL, *given)[0])
 
 
 def test_dpr_is_the_projected_cls_state(params):
@@ -126,10 +127,10 @@ def test_the_scale_multiplies_the_logits_and_learns(params):
 
     def value(scale):
         encoder = {**given["query_encoder"], "scale": scale}
-        return rag.log_likelihood(learned, {**given, "query_encoder": encoder}, batch)
+        return log_likelihood(learned, {**given, "query_encoder": encoder}, batch)
 
     expected = jax.nn.log_softmax(jnp.where(batch.doc_mask, 20 * cosines, -1e9))
-    found = jnp.log(rag.log_likelihood(fixed, given, batch)["prior"])
+    found = jnp.log(log_likelihood(fixed, given, batch)["prior"])
     some = batch.doc_mask
     np.testing.assert_allclose(found[some], expected[some], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(value(0.0)["prior"], jnp.exp(found), rtol=1e-5)
@@ -191,7 +192,7 @@ def test_one_document_is_plain_seq2seq(params):
     alone = BATCH._replace(source_ids=BATCH.source_ids[:, :1], source_mask=BATCH.source_mask[:, :1],
                            doc_embeddings=BATCH.doc_embeddings[:, :1],
                            doc_mask=np.ones((3, 1), bool))
-    plain = tiny.jit(functools.partial(rag.seq2seq_log_probs, MODEL))(
+    plain = tiny.jit(functools.partial(teacher_forcing.seq2seq_log_probs, MODEL))(
         params["generator"], BATCH.source_ids[:, 0], BATCH.source_mask[:, 0], BATCH.target_ids)
     expected = np.where(BATCH.target_mask, plain, 0).sum(axis=1)
     for kind in KINDS:
@@ -348,7 +349,7 @@ def test_questions_are_independent_by_gradient(params):
     """Row b's likelihood has no gradient at the embeddings of another row."""
     def by_row(embeddings):
         batch = BATCH._replace(doc_embeddings=embeddings)
-        return rag.log_likelihood(MODEL, params, batch)["log_p"]
+        return log_likelihood(MODEL, params, batch)["log_p"]
 
     seen = np.asarray(tiny.jit(jax.jacrev(by_row))(BATCH.doc_embeddings)).any(axis=(2, 3))
     assert not seen[~np.eye(3, dtype=bool)].any() and seen[[0, 1], [0, 1]].all()
@@ -384,7 +385,7 @@ def test_chunked_scoring_is_the_whole_log_softmax(params, chunk, ends):
         return (1 - SMOOTHING) * of_target + smooth
 
     def chunked(head, states):
-        return rag.score_targets(
+        return teacher_forcing.score_targets(
             head, states, targets, dataclasses.replace(
                 MODEL.generator, logit_chunk=chunk, end_tokens=ends), SMOOTHING)[1]
 
@@ -409,7 +410,7 @@ def test_nothing_over_the_vocabulary_is_kept_for_the_backward_pass(params):
 def test_bfloat16_model_stays_close_and_reports_float32(params):
     half = {"dtype": "bfloat16"}
     model = tiny.rag_model(retriever={"projection": 12, **half}, generator=half)
-    found = tiny.jit(functools.partial(rag.log_likelihood, model))(params, BATCH)
+    found = tiny.jit(functools.partial(log_likelihood, model))(params, BATCH)
     expected = likelihood(params, BATCH)
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(found))
     np.testing.assert_allclose(found["log_p"], expected["log_p"], rtol=0.03)
@@ -421,7 +422,7 @@ def test_dropout_draws_other_masks_for_other_documents(params):
     """Two equal documents of one question differ under dropout, and agree without."""
     model = tiny.rag_model(retriever={"projection": 12}, generator={"dropout": 0.3})
     twins = reordered(BATCH, [0, 0, 1])
-    run = tiny.jit(lambda key: rag.token_log_probs(model, params, twins, dropout_key=key)[0])
+    run = tiny.jit(lambda key: token_log_probs(model, params, twins, dropout_key=key)[0])
     one = np.asarray(run(jax.random.key(0)))
     assert np.abs(one[:, 0] - one[:, 1]).min() > 1e-5
     np.testing.assert_array_equal(one, run(jax.random.key(0)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax.models import rag
+from rag_jax.models.likelihood import log_likelihood
 from rag_jax.training.step import rag_loss
 
 MODEL = tiny.rag_model("fid")
@@ -24,7 +24,7 @@ def params():
 
 @functools.partial(tiny.jit, static_argnames=("kind", "smoothing"))
 def likelihood(params, batch, kind="fid", smoothing=0.0):
-    return rag.log_likelihood(tiny.rag_model(kind), params, batch, smoothing)
+    return log_likelihood(tiny.rag_model(kind), params, batch, smoothing)
 
 
 @tiny.jit

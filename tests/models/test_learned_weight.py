@@ -14,6 +14,7 @@ from rag_jax import parallel
 from rag_jax.config import MeshConfig, OptimizerConfig
 from rag_jax.fusion import Fusion
 from rag_jax.models import rag
+from rag_jax.models.likelihood import log_likelihood, token_log_probs
 from rag_jax.training import optim, step
 
 BATCH = tiny.rag_batch(passages=4)._replace(
@@ -70,10 +71,10 @@ def test_loss_and_gradient_are_those_of_the_likelihood_in_float64(kind):
     def measured(logit):
         def value(logit):
             given = {**weights, rag.FUSION: {"logit": logit}}
-            out = rag.log_likelihood(model(kind), given, BATCH)
+            out = log_likelihood(model(kind), given, BATCH)
             return out["objective"].sum(), out["log_p"]
         return (jax.grad(value, has_aux=True)(logit),
-                rag.token_log_probs(model(kind), weights, BATCH)[0])
+                token_log_probs(model(kind), weights, BATCH)[0])
 
     for logit in (-2.0, 0.4):
         (gradient, log_p), token_log_p = measured(jnp.float32(logit))
@@ -102,7 +103,7 @@ def test_it_moves_to_the_part_that_finds_what_explains_the_answer(informative):
     make, train_step, mesh = trainer()
     state, rng = make(), np.random.default_rng(0)
     rows = tiny.rag_batch(seed=4, questions=8, passages=4)
-    log_p, _ = tiny.jit(functools.partial(rag.token_log_probs, model()))(state.params, rows)
+    log_p, _ = tiny.jit(functools.partial(token_log_probs, model()))(state.params, rows)
     best = np.where(rows.doc_mask, np.where(rows.target_mask[:, None], log_p, 0).sum(-1),
                     -np.inf).argmax(axis=1)
     told = np.where(np.arange(4) == best[:, None], 4.0, 0.0)

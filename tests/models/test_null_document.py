@@ -12,7 +12,7 @@ import tiny
 from rag_jax.decoding import documents
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
-from rag_jax.models import rag
+from rag_jax.models import likelihood, rag, teacher_forcing
 
 NULLS = ["embedding", "bias", "mlp"]
 WIDTH = tiny.BERT.width
@@ -55,7 +55,7 @@ def null_score(null, tower, query):
 @pytest.mark.parametrize("null", NULLS)
 def test_the_prior_has_one_more_document_with_this_score(null):
     weights = params(null)
-    found = tiny.jit(functools.partial(rag.log_prior, model(null)))(weights, BATCH)
+    found = tiny.jit(functools.partial(likelihood.log_prior, model(null)))(weights, BATCH)
     query = queries(weights)
     scores = np.einsum("be,bke->bk", query, naive.f64(BATCH.doc_embeddings))
     scores = np.where(BATCH.doc_mask, scores, -1e30)
@@ -86,11 +86,11 @@ def assert_same(found, expected):
 def test_a_learned_embedding_is_a_passage_of_that_embedding(kind):
     """Likelihood, prior and posterior; and log p without a document is that of the input alone."""
     weights = params("embedding")
-    found = tiny.jit(functools.partial(rag.log_likelihood, model("embedding", kind)))(
+    found = tiny.jit(functools.partial(likelihood.log_likelihood, model("embedding", kind)))(
         weights, BATCH)
-    expected = tiny.jit(functools.partial(rag.log_likelihood, model("none", kind)))(
+    expected = tiny.jit(functools.partial(likelihood.log_likelihood, model("none", kind)))(
         weights, with_passage(weights))
-    alone = tiny.jit(functools.partial(rag.seq2seq_log_probs, model("none")))(
+    alone = tiny.jit(functools.partial(teacher_forcing.seq2seq_log_probs, model("none")))(
         weights["generator"], BATCH.source_ids[:, -1], BATCH.source_mask[:, -1], BATCH.target_ids)
     without = np.where(BATCH.target_mask, alone, 0).sum(axis=1)
     np.testing.assert_allclose(found.pop("log_p_null"), without, rtol=1e-5)
@@ -119,7 +119,7 @@ def test_it_trains(null):
     weights = params(null)
 
     def first(tower):
-        prior = rag.log_prior(model(null), {**weights, rag.NULL: tower}, BATCH)
+        prior = likelihood.log_prior(model(null), {**weights, rag.NULL: tower}, BATCH)
         return prior[:, 0].sum(), prior
 
     grads, prior = tiny.jit(jax.grad(first, has_aux=True))(weights[rag.NULL])
@@ -144,7 +144,7 @@ def test_bm25_scores_are_the_logits_of_the_prior():
         if null == "bias":
             bias = np.full((3, 1), naive.f64(weights["null_document"]["bias"]))
             logits = np.concatenate([logits, bias], axis=1)
-        found = rag.log_prior(model(null, lexical=True), weights, rows)
+        found = likelihood.log_prior(model(null, lexical=True), weights, rows)
         np.testing.assert_allclose(np.exp(found), np.exp(naive.log_softmax(logits)), rtol=1e-5,
                                    atol=1e-7)
 
@@ -154,8 +154,8 @@ def test_words_alone_have_no_vectors_and_a_closed_book_no_scores():
     built = model("none", lexical=True)
     weights, rows = params("none", lexical=True), tiny.rag_batch(passages=3, model=model("none"))
     rows = rows._replace(doc_scores=np.zeros(rows.doc_mask.shape), doc_embeddings=None)
-    one, other = (rag.log_likelihood(built, weights, rows, in_batch_negatives=negatives)["log_p"]
-                  for negatives in (False, True))
+    one, other = (likelihood.log_likelihood(
+        built, weights, rows, in_batch_negatives=negatives)["log_p"] for negatives in (False, True))
     np.testing.assert_array_equal(one, other)
-    closed = rag.log_likelihood(built, weights, rows._replace(doc_scores=None))["log_p"]
+    closed = likelihood.log_likelihood(built, weights, rows._replace(doc_scores=None))["log_p"]
     np.testing.assert_array_equal(closed, one)

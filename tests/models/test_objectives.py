@@ -12,6 +12,7 @@ import tiny
 
 from rag_jax.config import CausalConfig
 from rag_jax.models import rag
+from rag_jax.models.likelihood import attention_shares, log_likelihood
 from rag_jax.models.stack import unstack_layers
 from rag_jax.training import step
 
@@ -32,7 +33,7 @@ def params():
 def everything(params, batch, kind):
     """The result of every objective, the gradient of their weighted sum, and of the likelihood."""
     def total(params, names):
-        out = {name: rag.log_likelihood(tiny.rag_model(kind), params, batch, SMOOTHING,
+        out = {name: log_likelihood(tiny.rag_model(kind), params, batch, SMOOTHING,
                                         retriever_objective=name) for name in names}
         return sum(WEIGHTS[name] * out[name]["objective"].sum() for name in names), out
 
@@ -176,7 +177,7 @@ def test_classes_are_learnt_from_too(params):
     @tiny.jit
     def found(weights):
         def learnt(kind, name):
-            return rag.log_likelihood(classes[kind], weights, batch, retriever_objective=name)
+            return log_likelihood(classes[kind], weights, batch, retriever_objective=name)
         return ([learnt(kind, "pdist")["retriever_objective"] for kind in classes],
                 learnt("fid", "adist")["posterior"])
 
@@ -193,8 +194,8 @@ def test_scanned_layers_attend_as_looped_ones_do():
         for scan in (True, False))
     weights = tiny.rag_params(scanned)
     found, expected = tiny.jit(lambda weights: (
-        rag.attention_shares(scanned, weights, BATCH),
-        rag.attention_shares(looped, unstack_layers(weights), BATCH)))(weights)
+        attention_shares(scanned, weights, BATCH),
+        attention_shares(looped, unstack_layers(weights), BATCH)))(weights)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert not np.asarray(found)[~BATCH.doc_mask].any()
 
@@ -212,7 +213,7 @@ def test_every_family_of_generators_weights_passages_wherever_they_stand(generat
     batch = batch._replace(doc_mask=np.ones_like(batch.doc_mask))
     turned = batch._replace(**{name: getattr(batch, name)[:, ::-1] for name in (
         "source_ids", "source_mask", "doc_embeddings")})
-    run = tiny.jit(lambda weights, batch: [rag.log_likelihood(
+    run = tiny.jit(lambda weights, batch: [log_likelihood(
         model, weights, batch, retriever_objective=name)["posterior"] for name in objectives])
     for found, expected in zip(run(weights, turned), run(weights, batch), strict=True):
         np.testing.assert_allclose(found[:, ::-1], expected, rtol=1e-4, atol=1e-6)

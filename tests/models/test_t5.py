@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax.models import rag
+from rag_jax.models.likelihood import log_likelihood
 from rag_jax.models.stack import unstack_layers
 from rag_jax.models.t5 import T5, bucket_starts, relative_bias
 
@@ -76,6 +76,6 @@ def test_the_order_of_passages_changes_nothing(kind):
     params = tiny.rag_params(model)
     turned = batch._replace(**{name: getattr(batch, name)[:, ::-1] for name in (
         "source_ids", "source_mask", "doc_embeddings")})
-    found, expected = (tiny.jit(lambda p, b: rag.log_likelihood(model, p, b)["log_p"])(params, b)
+    found, expected = (tiny.jit(lambda p, b: log_likelihood(model, p, b)["log_p"])(params, b)
                        for b in (turned, batch))
     np.testing.assert_allclose(found, expected, rtol=1e-5)

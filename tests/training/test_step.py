@@ -13,6 +13,7 @@ import tiny
 from rag_jax import parallel
 from rag_jax.config import MeshConfig, OptimizerConfig
 from rag_jax.models import rag
+from rag_jax.models.likelihood import log_likelihood
 from rag_jax.training import optim, step
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
 
@@ -56,9 +57,9 @@ def test_metrics_are_means_over_real_rows(params, kind):
 
     @tiny.jit
     def measured(params):
-        smoothed = rag.log_likelihood(model, params, batch, label_smoothing=0.1)["objective"]
-        return (rag.log_likelihood(model, params, batch), smoothed,
-                rag.log_likelihood(of_answers, params, batch)["posterior"],
+        smoothed = log_likelihood(model, params, batch, label_smoothing=0.1)["objective"]
+        return (log_likelihood(model, params, batch), smoothed,
+                log_likelihood(of_answers, params, batch)["posterior"],
                 step.rag_loss(model, 0.1)(params, batch, None))
 
     out, smoothed, post, (total, count, sums) = measured(params)
@@ -95,7 +96,7 @@ def test_a_question_teaches_the_retriever_as_far_as_its_answer_is_explained(para
     @tiny.jit
     def measured(params):
         def value(params, weigh):
-            return rag.log_likelihood(model, params, batch, weigh_explained=weigh)["objective"][0]
+            return log_likelihood(model, params, batch, weigh_explained=weigh)["objective"][0]
         return [jax.value_and_grad(value)(params, weigh) for weigh in (True, False)]
 
     (weighted, grads), (value, plain) = measured(params)
@@ -141,7 +142,7 @@ def test_in_batch_negatives_add_the_share_of_a_questions_own_passages(params, ki
     @tiny.jit
     def measured(params):
         def value(params, **settings):
-            out = rag.log_likelihood(model, params, batch, **settings)
+            out = log_likelihood(model, params, batch, **settings)
             return out["objective"].sum(), out
         return [jax.grad(functools.partial(value, **settings), has_aux=True)(params)
                 for settings in ({}, {"in_batch_negatives": True},
