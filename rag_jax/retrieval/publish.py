@@ -167,8 +167,8 @@ def finished(out: Path, inputs: dict, overwrite: bool, open_index: Callable[[Pat
         if overwrite:
             return None
         raise RetrievalError(f"{out}: what is there cannot be used ({error}); choose another path, "
-                             "remove it, or build with --overwrite (in Python "
-                             "overwrite=True).") from None
+                             "remove it, or let build_index --overwrite (in Python "
+                             "overwrite=True) replace it.") from None
 
 
 def begin_version(out: Path, inputs: dict) -> Path:
