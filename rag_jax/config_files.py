@@ -120,8 +120,7 @@ def from_json(text: str) -> Config:
     Raises:
       ConfigError: unknown fields, or a configuration that is not valid.
     """
-    tree = json.loads(text, object_hook=lambda node: {
-        name: tuple(value) if isinstance(value, list) else value for name, value in node.items()})
+    tree = json.loads(text)
     for removed in REMOVED:
         section, _, name = removed.partition(".")
         tree.get(section, {}).pop(name, None)
