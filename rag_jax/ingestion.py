@@ -19,7 +19,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.inputs import is_prepared
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking, Window, passage_id, passages_of
-from rag_jax.documents.document import Document, ReaderLost, Unreadable
+from rag_jax.documents.document import Document, ReaderLost, Unreadable, UnreadableNow
 from rag_jax.documents.folder import FolderEntry, content_of, files_of
 from rag_jax.documents.read import versions
 from rag_jax.documents.readers import Readers
@@ -48,6 +48,7 @@ class Ingested:
       read: names of files that are new or changed, and were read.
       removed: names of files of the index before that are gone, or can be read no more.
       skipped: why each other file was not read, by name.
+      stay: why files cannot be read now whose passages of before are in the index, by name.
       remarks: remarks of the readers on files of the index, by name.
       passages: how many passages the index has.
       embedded: how many of them were embedded; the embeddings of the others were kept.
@@ -60,6 +61,7 @@ class Ingested:
     read: tuple[str, ...]
     removed: tuple[str, ...]
     skipped: Mapping[str, str]
+    stay: Mapping[str, str]
     remarks: Mapping[str, tuple[str, ...]]
     passages: int
     embedded: int
@@ -158,6 +160,7 @@ class _Ingestion:
       config: its configuration.
       chunking: how documents are divided.
       earlier: the record of the call before; None = this is the first.
+      stay: as in `Ingested`, of the files that were looked at.
     """
 
     source: pathlib.Path
@@ -165,6 +168,7 @@ class _Ingestion:
     config: Config
     chunking: Chunking
     earlier: Record | None
+    stay: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def run(self) -> Ingested:
         """Reads the files that have changed, and publishes the index and the record of it."""
@@ -175,8 +179,7 @@ class _Ingestion:
                           made_by["towers"]["query_encoder"], self.config.data.max_passage_length,
                           made_by["towers"].get("retriever_tokenizer", ""),
                           made_by["config"]["model"]["retriever"]]}
-        entries = self._entries()
-        digests, unreadable = _digests(entries)
+        entries, digests, unreadable = self._looked_at()
         index, before = self._index(), self.earlier.files if self.earlier else {}
         kept = {name: file for name, file in before.items()
                 if self.earlier.divided_by == divided_by
@@ -208,6 +211,34 @@ class _Ingestion:
         if before and before.eval != self.config.eval:
             for file in (self.path / TRAINED).glob("*/eval.json"):
                 workdirs.begin_run(self.path / TRAINED, file.parent.name, self.config.eval)
+
+    def _looked_at(self) -> tuple[list[FolderEntry], dict[str, str], FileRecords]:
+        """The files of the folder, sha256 of those that can be opened, and the records of the
+        others, by name.
+
+        Files that were read before and cannot be opened now, or not listed with their folder, keep
+        their sha256, and so their passages. (Divided in another way they cannot, and are removed.)
+        """
+        before = _with_text(self.earlier.files) if self.earlier else {}
+        entries, digests, unreadable = self._entries(), {}, {}
+        for one in list(entries):
+            try:
+                digests[one.name] = content_of(one)[1]
+                continue
+            except UnreadableNow as error:
+                reason, folder = str(error), f"{one.name}/"
+                hidden = [name for name in before if name.startswith(folder)]
+                self.stay |= dict.fromkeys(hidden, reason)
+                entries += [FolderEntry(name, self.source / name, reason, unreadable_now=True)
+                            for name in hidden]
+                if one.name in before:
+                    self.stay[one.name] = reason
+                    continue
+            except Unreadable as error:
+                reason = str(error)
+            unreadable[one.name] = {"sha256": "", "reason": reason}
+        digests |= {name: before[name]["sha256"] for name in self.stay}
+        return sorted(entries, key=lambda one: one.name), digests, unreadable
 
     def _entries(self) -> list[FolderEntry]:
         """All files of the folder by name, without those of the workdir if it is in the folder."""
@@ -273,6 +304,7 @@ class _Ingestion:
             removed=tuple(sorted(_with_text(before).keys() - texts.keys())),
             skipped={name: file["reason"] for name, file in sorted(records.items())
                      if "reason" in file},
+            stay={name: reason for name, reason in sorted(self.stay.items()) if name in kept},
             remarks={name: tuple(file["remarks"]) for name, file in texts.items()
                      if file["remarks"]},
             passages=sum(file["passages"] for file in texts.values()),
@@ -387,17 +419,6 @@ class _Words:
 
     def index(self, store: PassageStore, out: pathlib.Path) -> None:
         build_bm25(store, out, overwrite=True, settings=self._settings)
-
-
-def _digests(entries: list[FolderEntry]) -> tuple[dict[str, str], FileRecords]:
-    """sha256 of each file that can be opened, and the records of the others, by name."""
-    digests, unreadable = {}, {}
-    for one in entries:
-        try:
-            digests[one.name] = content_of(one)[1]
-        except Unreadable as error:
-            unreadable[one.name] = {"sha256": "", "reason": str(error)}
-    return digests, unreadable
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -155,6 +155,21 @@ def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, inde
         api.load(path, "rag_token", index=index, config=config)
 
 
+def test_a_training_that_ended_before_its_first_checkpoint_is_to_go_on(path, monkeypatch):
+    """Of a missing index one was told to build it, and that needs the checkpoint."""
+    def missing(job, run, named):
+        raise RetrievalError(f"{named}: no index here")
+
+    monkeypatch.setattr(api, "open_index", missing)
+    with pytest.raises(ConfigError, match="rag_token: no checkpoint; train first, or go on, with"):
+        api.load(path, "rag_token")
+    with pytest.raises(RetrievalError, match="elsewhere: no index here"):
+        api.load(path, "rag_token", index="elsewhere")
+    monkeypatch.setattr(pretrained, "check_trained", lambda run: None)
+    with pytest.raises(RetrievalError, match="None: no index here"):
+        api.load(path, "rag_token")
+
+
 def test_the_first_run_that_began_is_opened_where_none_is_named(path):
     (path / "rag_token" / "evaluation").mkdir(parents=True)  # of what did not train here
     workdir.begin_run(path, "rag_sequence", Config().eval)

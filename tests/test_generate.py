@@ -33,7 +33,8 @@ def asked(monkeypatch):
     def load(*_, config, **__):
         opened.append(config)
         return SimpleNamespace(ask=answer, ask_each=answer, answers=True, answerer=lambda: (
-            SimpleNamespace(decoding=Decoding(min_length=config.eval.min_length or 0))))
+            SimpleNamespace(decoding=Decoding(min_length=config.eval.min_length or 0))),
+            matches=lambda question: True)
 
     monkeypatch.setattr(flags, "workdir_config", lambda options: Config())
     monkeypatch.setattr(api, "load", load)

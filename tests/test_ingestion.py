@@ -1,5 +1,6 @@
 """From a folder of documents to passages and answers that cite them, and again when it changes."""
 
+import errno
 import json
 import os
 import pathlib
@@ -130,6 +131,51 @@ def test_a_second_run_reads_what_has_changed_alone(folder, tmp_path, reads):
     assert best.source.file == "kenya.txt"
     (folder / "scanned.pdf").rename(folder / "scanned.txt")  # nothing else
     assert rag_jax.ingest(folder, tmp_path / "run").read == ("scanned.txt",)
+
+
+def test_passages_of_files_that_cannot_be_opened_for_now_stay(
+        folder, tmp_path, monkeypatch, capsys):
+    """Without permission, or on a file system that is away, a file is not gone."""
+    for name in ("locked.txt", "away/one.txt", "away/deep/two.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"An otter is in {name}.")
+    work, away = tmp_path / "work", folder / "away"
+    rag_jax.ingest(folder, work)
+    passages = stored(work)
+    listed, opened = os.scandir, os.open
+
+    def scandir(path):
+        if str(path) == str(away):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    def open_file(path, *flags, **more):
+        if str(path).endswith("locked.txt"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *flags, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        patched.setattr(os, "open", open_file)
+        done = rag_jax.ingest(folder, work)
+        assert done.removed == done.read == () and stored(work) == passages
+        assert dict(done.stay) == {
+            "away/deep/two.txt": "its files cannot be listed: Permission denied",
+            "away/one.txt": "its files cannot be listed: Permission denied",
+            "locked.txt": "it cannot be read: Input/output error"}
+        assert "away" in done.skipped and "locked.txt" not in done.skipped
+        (folder / "new.txt").write_text("A beaver is new.")  # so that an index is made
+        ingest.main([str(folder), "--workdir", str(work)])
+        assert len(stored(work)) == len(passages) + 1
+        printed = capsys.readouterr().out
+        assert ("not read now, so that their passages of before stay, it cannot be read: "
+                "Input/output error:\n  locked.txt") in printed
+        divided = rag_jax.ingest(folder, work, chunking={"words": 50})  # cannot be divided anew
+        assert set(divided.removed) == {"away/deep/two.txt", "away/one.txt", "locked.txt"}
+        assert not divided.stay and "locked.txt" in divided.skipped
+    assert len(rag_jax.ingest(folder, work).read) == 3
+    (folder / "locked.txt").unlink()
+    assert rag_jax.ingest(folder, work).removed == ("locked.txt",)
 
 
 def test_a_folder_is_the_same_however_it_is_spelled(folder, tmp_path, reads):
@@ -489,6 +535,10 @@ def test_words_find_for_a_generator(folder, tmp_path, towers, capsys):
     generate.main([f"--workdir={tmp_path / 'run'}", "What is the capital of Norway?"])
     printed = capsys.readouterr().out
     assert "log p = " in printed and "sub/norway.html  Oslo is the capital" in printed
+    assert "no passage has a word" not in printed
+    assert not rag_jax.load(tmp_path / "run").matches("Zzz?")
+    generate.main([f"--workdir={tmp_path / 'run'}", "Zzz?"])
+    assert "(no passage has a word of this question: those below" in capsys.readouterr().out
 
 
 def test_an_index_is_swapped_in_where_it_has_the_generators_tokens(folder, tmp_path, towers):

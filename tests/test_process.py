@@ -8,8 +8,8 @@ import types
 
 import pytest
 
+from rag_jax import cli, errors, hosts, process
 from rag_jax import config as configs
-from rag_jax import errors, hosts, process
 
 
 @pytest.mark.parametrize("error, told", [
@@ -24,6 +24,16 @@ def test_a_mistake_of_the_user_ends_in_one_message(error, told):
     with pytest.raises(SystemExit) as stop:
         process.run(main)
     assert stop.value.code == told
+
+
+def test_a_command_may_be_interrupted_while_it_is_imported(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        cli.run("compile_report", [])
+    assert stop.value.code == 130
 
 
 @pytest.mark.parametrize("error", [ValueError, RuntimeError, KeyError, TypeError])

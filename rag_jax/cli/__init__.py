@@ -3,7 +3,6 @@
 Every command is a module of this room: it parses its flags, calls `rag_jax.api` and prints.
 """
 
-import functools
 import gc
 import importlib
 import logging
@@ -39,9 +38,8 @@ def run(name: str, argv: list[str] | None = None) -> None:
     # often as usual, and once more at the end, took a quarter of the time to a first answer.
     gc.set_threshold(100_000, 50, 100)
     logging.getLogger("jax").setLevel(logging.ERROR)
-    command = importlib.import_module(f"rag_jax.cli.{name}")
     try:
-        process.run(functools.partial(command.main, argv))
+        process.run(lambda: importlib.import_module(f"rag_jax.cli.{name}").main(argv))
     finally:
         gc.freeze()
 

@@ -11,12 +11,12 @@ from rag_jax import heatmap, hosts
 from rag_jax.documents.workdir import NO_GENERATOR
 from rag_jax.errors import DataError
 from rag_jax.lines import is_utf8
-from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.training.opened import Rag
 from rag_jax.types import Answer, Evidence
 from rag_jax.visible import shortened, visible
 
 NO_PASSAGE = "(no passage)"  # the null document
+NO_MATCH = "no passage has a word of this question"
 
 
 def typed() -> Iterator[str]:
@@ -45,8 +45,8 @@ def show_passages(rag: Rag, *questions: Iterable[str]) -> None:
     for question in itertools.chain(*questions):
         passages, = rag.retrieve(question)
         lines = [f"\n{visible(question)}"]
-        if isinstance(rag.index, Bm25Index) and not rag.index.knows(question):
-            lines.append("  (no passage has a word of this question)")
+        if not rag.matches(question):
+            lines.append(f"  ({NO_MATCH})")
         else:
             lines.append("  p(z|x)  passage")
             lines += [f"  {passage.prior:6.3f}  {_shown(passage)}" for passage in passages]
@@ -64,9 +64,11 @@ def _shown(passage: Evidence) -> str:
     return f"{visible(str(passage.source or passage.id))}  {visible(text)}"
 
 
-def show(question: str, answer: Answer, heatmap_to: str | None = None, ruled: bool = False) -> None:
+def show(question: str, answer: Answer, heatmap_to: str | None = None, ruled: bool = False,
+         matched: bool = True) -> None:
     """Prints the answer, its log-probability, its alternatives and its passages.
 
+    matched: as `Rag.matches`.
     heatmap_to: also the document posterior per token: "terminal", or a .html or .png file.
     ruled: whether settings rule answers out (`Decoding.has_rules`).
     """
@@ -83,6 +85,8 @@ def show(question: str, answer: Answer, heatmap_to: str | None = None, ruled: bo
              f"  {visible(answer.text) or '(empty)'}    log p = {answer.log_prob:.3f}{marks}"]
     lines += [f"  {visible(other.text) or '(empty)'}    log p = {other.log_prob:.3f}"
               for other in answer.alternatives]
+    if not matched:
+        lines.append(f"  ({NO_MATCH}: those below are the first of the index)")
     if answer.passages:
         lines.append("  p(z|x)  p(z|x,y)  passage")
     lines += [f"  {passage.prior:6.3f}  {passage.posterior:8.3f}  {_shown(passage)}"

@@ -94,6 +94,6 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
         print(f"{len(asked)} answers in {options.out}")
     else:
         for (_, question), answer in zip(asked, answers, strict=True):
-            show(question, answer, next(maps), ruled)
+            show(question, answer, next(maps), ruled, rag.matches(question))
     for question in typed() if options.interactive else ():
-        show(question, rag.ask(question)[0], next(maps), ruled)
+        show(question, rag.ask(question)[0], next(maps), ruled, rag.matches(question))

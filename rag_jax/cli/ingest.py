@@ -72,10 +72,11 @@ def _lines(options: argparse.Namespace, done) -> list[str]:
     for name, remarks in sorted(done.remarks.items()):
         if name in done.read:
             lines += [f"  {visible(name)}: {visible(remark)}" for remark in remarks]
-    reasons = Counter(done.skipped.values())
-    for reason, _ in reasons.most_common():
-        names = [name for name, own in done.skipped.items() if own == reason]
-        lines += [f"not read, {visible(reason)}:", f"  {visible(first_of(names, SHOWN))}"]
+    for what, found in (("not read", done.skipped),
+                        ("not read now, so that their passages of before stay", done.stay)):
+        for reason, _ in Counter(found.values()).most_common():
+            names = [name for name, own in found.items() if own == reason]
+            lines += [f"{what}, {visible(reason)}:", f"  {visible(first_of(names, SHOWN))}"]
     return [*lines, *[NO_ENCODER] * done.lexical, *[NO_GENERATOR] * (not done.answers),
             f'Ask: python -m rag_jax.generate --workdir {shlex.quote(options.workdir)} "..."']
 

@@ -15,6 +15,10 @@ class Unreadable(DataError):
     """A file whose text cannot be read; the message says why, without the file's name."""
 
 
+class UnreadableNow(Unreadable):
+    """A file that is there and cannot be opened, as without permission; it may be soon."""
+
+
 class ReaderLost(Unreadable):
     """A file whose reader process took too long or crashed; another attempt may succeed."""
 

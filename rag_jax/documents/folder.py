@@ -7,7 +7,7 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
-from rag_jax.documents.document import Unreadable
+from rag_jax.documents.document import Unreadable, UnreadableNow
 from rag_jax.documents.read import LARGEST_FILE, UNKNOWN_KIND, reader_of
 
 
@@ -19,11 +19,13 @@ class FolderEntry:
       name: its path in the folder, with / between the names.
       path: its path.
       reason: why it is not read; "" = it is read.
+      unreadable_now: the system gave the reason; it may be read another time.
     """
 
     name: str
     path: pathlib.Path
     reason: str = ""
+    unreadable_now: bool = False
 
 
 def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
@@ -46,7 +48,8 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
     for error in unlisted:
         path = pathlib.Path(error.filename)
         name = os.fsencode(path.relative_to(source).as_posix()).decode("utf-8", "backslashreplace")
-        yield FolderEntry(name, path, f"its files cannot be listed: {error.strerror}")
+        yield FolderEntry(name, path, f"its files cannot be listed: {error.strerror}",
+                          unreadable_now=not isinstance(error, FileNotFoundError))
 
 
 def _looked_at(name: str, path: pathlib.Path) -> FolderEntry:
@@ -59,7 +62,8 @@ def _looked_at(name: str, path: pathlib.Path) -> FolderEntry:
     try:
         status = path.stat()
     except OSError as error:
-        return FolderEntry(name, path, f"it cannot be read: {error.strerror}")
+        return FolderEntry(name, path, f"it cannot be read: {error.strerror}",
+                           unreadable_now=not isinstance(error, FileNotFoundError))
     if not stat.S_ISREG(status.st_mode):
         return FolderEntry(name, path, "it is no file: a pipe, a socket or a device")
     if reader_of(name) is None:
@@ -73,10 +77,11 @@ def content_of(entry: FolderEntry) -> tuple[bytes, str]:
     """The content of a file, and its sha256.
 
     Raises:
-      Unreadable: it has a reason not to be read, or cannot be read, or is no regular file by now.
+      UnreadableNow: it is there and cannot be opened.
+      Unreadable: it has another reason not to be read, or is gone, or is no regular file by now.
     """
     if entry.reason:
-        raise Unreadable(entry.reason)
+        raise (UnreadableNow if entry.unreadable_now else Unreadable)(entry.reason)
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with open(os.open(entry.path, flags | getattr(os, "O_BINARY", 0)), "rb") as file:
@@ -84,7 +89,9 @@ def content_of(entry: FolderEntry) -> tuple[bytes, str]:
                 raise Unreadable("it is no file any more")
             content = file.read(LARGEST_FILE + 1)
     except OSError as error:
-        raise Unreadable(f"it cannot be read: {error.strerror}") from None
+        gone = isinstance(error, FileNotFoundError)
+        raise (Unreadable if gone else UnreadableNow)(
+            f"it cannot be read: {error.strerror}") from None
     if len(content) > LARGEST_FILE:
         raise Unreadable(f"it has more than {LARGEST_FILE} bytes; divide it")
     return content, hashlib.sha256(content).hexdigest()

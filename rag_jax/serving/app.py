@@ -300,7 +300,8 @@ class Server:
             request, index, asked.program, asked.questions), began)
         first, *others = [{"answer": choice.answer.text, "finish_reason": choice.reason,
                            **results.answer_record(choice.answer)} for choice in choices]
-        return JSONResponse({"memory": index.name, "version": index.version, **first,
+        return JSONResponse({"memory": index.name, "version": index.version,
+                             "matched": index.rag.matches(question), **first,
                              "alternatives": others})
 
     async def _retrieve(self, request: Request) -> Response:
@@ -313,6 +314,7 @@ class Server:
         k = fields.number("k", index.k, 1, index.most, whole=True)
         passages, = await self._computed(request, index, "retrieve", [(question, k)])
         return JSONResponse({"memory": index.name, "version": index.version,
+                             "matched": index.rag.matches(question),
                              "passages": list(map(results.passage, passages))})
 
     async def _passage(self, request: Request) -> Response:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rag_jax.errors import UserError
 from rag_jax.serving.fields import Refused
-from rag_jax.serving.indexes import Indexes, OpenIndex
+from rag_jax.serving.indexes import WORDS_OF, Indexes, OpenIndex
 
 
 class Task(NamedTuple):
@@ -72,8 +72,8 @@ class Worker:
             raise Refused("the server is ending" if self._closed or self.failure else
                           "programs are being compiled: /ready tells when they are", 503)
         if program not in index.programs:
-            raise Refused(f"this model cannot {program.replace('_', ' ')}: it can "
-                          f"{', '.join(index.programs)}")
+            wanted, *has = (WORDS_OF.get(name, name) for name in (program, *index.programs))
+            raise Refused(f"this model cannot {wanted}: it can {', '.join(has)}")
         tasks = [Task(index, program, each, Future()) for each in inputs]
         with self._changed:
             if len(self._waiting) + len(tasks) > self._max_waiting:

@@ -34,6 +34,10 @@ WHOLE = 1 << 30  # a length step above all lengths: all texts to embed are padde
 # What a model can do, and the method of `OpenIndex` that does it for a batch of inputs.
 PROGRAMS = {"search": "search", "sample": "sample", "retrieve": "retrieve",
             "query_encoder": "embed_queries", "document_encoder": "embed_passages"}
+# What each does, for people.
+WORDS_OF = {"search": "answer questions", "sample": "sample answers",
+            "retrieve": "find passages", "query_encoder": "embed questions",
+            "document_encoder": "embed passages"}
 # Fields whose programs have shapes that are not compiled at the start, and what unsets each.
 NOT_SERVED = {"eval.exact_nodes": "0", "eval.prefix_mib": "0", "model.reranker.pretrained": "''"}
 NO_DRAW = {"sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0}

@@ -26,6 +26,7 @@ from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.errors import DataError
 from rag_jax.evaluation import Evaluation
 from rag_jax.models.rag import FUSION
+from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
@@ -137,6 +138,13 @@ class Rag:
             return []
         queries = answerer.queries(self.params, tokens)
         return answerer.evidence(queries, search(answerer.index, queries, answerer.k))
+
+    def matches(self, question: str) -> bool:
+        """Whether any passage has a word of the question. If none has, BM25 scores all passages 0:
+        those that it gives are the first of the index, and say nothing of the question. True where
+        embeddings take part, and where no passages are read.
+        """
+        return not isinstance(self.index, Bm25Index) or self.index.knows(question)
 
     @overload
     def log_likelihood(self, questions: str, answers: str | Iterable[str]) -> float: ...

@@ -394,6 +394,17 @@ def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
             return checkpointer.restore_params(step_number, abstract)
         restored = checkpointer.restore_best(abstract)
         if restored is None:
-            raise ConfigError(f"{directory}: no checkpoint; train first with "
-                              f"python -m rag_jax.train --workdir={directory.parent}")
+            raise _not_trained(directory)
         return restored[1:]
+
+
+def check_trained(directory: pathlib.Path) -> None:
+    """Raises a ConfigError where a run has no checkpoint."""
+    with Checkpointer(directory, best_metric=BEST_METRIC, read_only=True) as checkpointer:
+        if checkpointer.latest_step() is None:
+            raise _not_trained(directory)
+
+
+def _not_trained(directory: pathlib.Path) -> ConfigError:
+    return ConfigError(f"{directory}: no checkpoint; train first, or go on, with "
+                       f"python -m rag_jax.train --workdir={directory.parent}")

@@ -240,8 +240,8 @@ def read(workdir: pathlib.Path) -> Config:
     _check_folder(workdir)
     file = workdir / "config.json"
     if not file.is_file():
-        raise ConfigError(f"{workdir}: no config.json; name a workdir of rag_jax.train "
-                          f"(python -m rag_jax.train --workdir={workdir})")
+        what = "no config.json" if workdir.is_dir() else "there is no such folder"
+        raise ConfigError(f"{workdir}: {what}; name a workdir of rag_jax.train or rag_jax.ingest")
     if not exists(workdir) and b'"architectures"' in file.read_bytes():
         raise ConfigError(
             f"{workdir}: is a checkpoint of Hugging Face, and no workdir. Without --workdir, "

@@ -207,7 +207,9 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
         np.testing.assert_allclose([each["relevance_score"] for each in ranked],
                                    (p / p.sum())[order], atol=1e-5)
     for k in (1, 3):
-        found = asking.post("/retrieve", json={"question": ASK, "k": k}).json()["passages"]
+        reply = asking.post("/retrieve", json={"question": ASK, "k": k}).json()
+        found = reply["passages"]
+        assert reply["matched"] is True
         oracle, = rag.retrieve(ASK, k)
         assert [each["id"] for each in found] == [each.id for each in oracle]
         np.testing.assert_allclose([each["prior"] for each in found],

@@ -94,6 +94,8 @@ def test_a_fault_is_that_of_one_question(worker, index, capfd):
     assert worker.submit(index, "double", [3])[0].result(60) == 6  # the thread lives
     with pytest.raises(Refused, match="cannot triple: it can double, other"):
         worker.submit(index, "triple", [1])
+    with pytest.raises(Refused, match="cannot answer questions: it can double, other"):
+        worker.submit(index, "search", [1])
 
 
 def test_a_result_that_is_missing_is_a_fault_and_the_thread_lives(worker, index, capfd):

@@ -166,8 +166,10 @@ def test_a_prompt_that_nobody_reads_keeps_no_begun_workdir_from_going_on(tmp_pat
 
 
 def test_a_folder_that_is_no_workdir_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="no config.json; name a workdir of rag_jax.train"):
+    with pytest.raises(ConfigError, match="no config.json; name .*.train or rag_jax.ingest"):
         workdir.read(tmp_path)
+    with pytest.raises(ConfigError, match="nowhere: there is no such folder; name a workdir"):
+        workdir.read(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text('{"architectures": ["RagTokenForGeneration"]}')
     with pytest.raises(ConfigError, match="of Hugging Face, and no workdir.*model.rag.pretrained"):
         workdir.read(tmp_path)  # it was called damaged
