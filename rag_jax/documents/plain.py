@@ -128,7 +128,7 @@ def read_csv(content: bytes) -> Document:
     between = separator[1] if separator else max(",;\t|", key=_QUOTED.sub("", first).count)
     if _is_open(text, between):
         remarks = (*remarks, "a quote is never closed: all that follows it is one field")
-    return _table(_rows(text, between), remarks)
+    return _headed_table(text, between, remarks)
 
 
 def read_tsv(content: bytes) -> Document:
@@ -138,7 +138,18 @@ def read_tsv(content: bytes) -> Document:
     if _is_open(text, "\t"):
         quoting = csv.QUOTE_NONE
         remarks = (*remarks, "a quote is never closed: quotes are read as they are")
-    return _table(_rows(text, "\t", quoting), remarks)
+    return _headed_table(text, "\t", remarks, quoting)
+
+
+def _headed_table(text: str, between: str, remarks: tuple[str, ...],
+                  quoting: int = csv.QUOTE_MINIMAL) -> Document:
+    longer: list[int] = []
+    document = _table(_rows(text, between, quoting, longer), remarks)
+    if not longer:
+        return document
+    rows = f"{len(longer)} row{'s have' if len(longer) > 1 else ' has'}"
+    remark = f"{rows} more fields than the header; the first is {longer[0]}"
+    return dataclasses.replace(document, remarks=(*remarks, remark))
 
 
 @contextlib.contextmanager
@@ -160,8 +171,12 @@ def _is_open(text: str, between: str) -> bool:
     return False
 
 
-def _rows(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL
+def _rows(text: str, between: str, quoting: int, longer: list[int]
           ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """Number and pairs of column and value of each row.
+
+    longer: gets the numbers of the rows with values beyond the last column of the header.
+    """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting)
     rows = enumerate(reader, 1)
     try:
@@ -169,6 +184,8 @@ def _rows(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL
             header = next((row for _, row in rows if any(row) and row[0] != "sep="), [])
             header = [name.strip() for name in header]
             for number, row in rows:
+                if any(row[len(header):]):
+                    longer.append(number)
                 names = [*header, *(f"column {n + 1}" for n in range(len(header), len(row)))]
                 yield number, [(name, value.strip())
                                for name, value in zip(names, row, strict=False)]

@@ -249,6 +249,16 @@ def test_the_separator_is_that_of_the_first_line_outside_of_quotes(content, text
     assert of("a.csv", content).text == text + "\n\n"
 
 
+@pytest.mark.parametrize("name, content, told", [
+    ("a.csv", "text\nHello, world\nBye\n", "1 row has more fields than the header; the first is 2"),
+    ("a.csv", "Title\n\na,b\n1,2\n", "2 rows have more fields than the header; the first is 3"),
+    ("a.tsv", "a\n1\t2\n", "1 row has more fields than the header; the first is 2"),
+    ("a.csv", "a,b\n1,2,\n", None)])
+def test_rows_with_more_fields_than_the_header_are_told(name, content, told):
+    """A comma in a text without quotes, or a title above the table."""
+    assert of(name, content).remarks == (() if told is None else (told,))
+
+
 def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
     found = of("a.jsonl", '{"a": 1, "b": [2]}\n[1]\n{"a"\n' + "[" * 10**5 + '\n{"a": "b"}\n')
     assert found.text == "a: 1; b: [2]\n\na: b\n\n"
