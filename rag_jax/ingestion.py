@@ -219,25 +219,24 @@ class _Ingestion:
         Files that were read before and cannot be opened now, or not listed with their folder, keep
         their sha256, and so their passages. (Divided in another way they cannot, and are removed.)
         """
-        before = _with_text(self.earlier.files) if self.earlier else {}
-        entries, digests, unreadable = self._entries(), {}, {}
-        for one in list(entries):
+        entries, digests, unreadable, for_now = self._entries(), {}, {}, {}
+        for one in entries:
             try:
                 digests[one.name] = content_of(one)[1]
-                continue
-            except UnreadableNow as error:
-                reason, folder = str(error), f"{one.name}/"
-                hidden = [name for name in before if name.startswith(folder)]
-                self.stay |= dict.fromkeys(hidden, reason)
-                entries += [FolderEntry(name, self.source / name, reason, unreadable_now=True)
-                            for name in hidden]
-                if one.name in before:
-                    self.stay[one.name] = reason
-                    continue
             except Unreadable as error:
-                reason = str(error)
-            unreadable[one.name] = {"sha256": "", "reason": reason}
-        digests |= {name: before[name]["sha256"] for name in self.stay}
+                unreadable[one.name] = {"sha256": "", "reason": str(error)}
+                if isinstance(error, UnreadableNow):
+                    for_now[one.name] = str(error)
+        found = {one.name for one in entries}
+        for name, file in (_with_text(self.earlier.files) if self.earlier else {}).items():
+            folders = list(map(str, pathlib.PurePosixPath(name).parents))[:-1]  # the last is "."
+            hidden = next((each for each in (name, *folders) if each in for_now), None)
+            if hidden is None:
+                continue
+            self.stay[name], digests[name] = for_now[hidden], file["sha256"]
+            if name not in found:
+                entries.append(FolderEntry(
+                    name, self.source / name, for_now[hidden], unreadable_now=True))
         return sorted(entries, key=lambda one: one.name), digests, unreadable
 
     def _entries(self) -> list[FolderEntry]:
