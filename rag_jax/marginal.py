@@ -86,8 +86,13 @@ def rag_token(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Ar
 
     Arguments as in `rag_sequence`.
     """
-    log_p_BT = jax.nn.logsumexp(token_joint(log_prior_BK, log_p_BKT), axis=1)
-    return jnp.where(target_mask, log_p_BT, 0.0).sum(axis=-1)
+    joint_BKT = token_joint(log_prior_BK, _real(log_p_BKT, target_mask))
+    return jnp.where(target_mask, jax.nn.logsumexp(joint_BKT, axis=1), 0.0).sum(axis=-1)
+
+
+def _real(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
+    """log p with 0 in masked positions, whose values, -inf among them, then reach no gradient."""
+    return jnp.where(target_mask[:, None], log_p_BKT, 0.0)
 
 
 def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: jax.Array,
@@ -176,12 +181,14 @@ def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_m
     """The token posteriors averaged over the target's tokens, float32[B, K]; rows sum to 1."""
     ones_BT = target_mask.astype(log_p_BKT.dtype)
     weights_BT = ones_BT / jnp.maximum(ones_BT.sum(axis=-1, keepdims=True), 1)
-    return jnp.einsum("BKT,BT->BK", token_posterior(log_prior_BK, log_p_BKT), weights_BT)
+    posterior_BKT = token_posterior(log_prior_BK, _real(log_p_BKT, target_mask))
+    return jnp.einsum("BKT,BT->BK", posterior_BKT, weights_BT)
 
 
 # By the model's kind. Fusion-in-Decoder has one document to sum over, with probability 1.
 MARGINALS = {"sequence": rag_sequence, "token": rag_token, "fid": rag_token}
 POSTERIORS = {"sequence": sequence_posterior, "token": mean_token_posterior}
+LEARNT_FROM = ("emdr2", "pdist", "loop", "adist")  # objectives of `learn_from`
 
 
 # Objectives of the retriever in place of the marginal likelihood (train.retriever_objective). Each
@@ -224,7 +231,12 @@ def learn_from(evidence_BK: jax.Array, objective: str, log_prior_BK: jax.Array
           takes the softmax of mean attention, which needs a temperature (0.01 in its code), and
           Izacard & Grave that of mean scores before attention's softmax.
       log_prior_BK: from `log_prior`.
+
+    Raises:
+      ValueError: there is no such objective.
     """
+    if objective not in LEARNT_FROM:
+        raise ValueError(f"objective={objective!r}: one of {', '.join(LEARNT_FROM)}")
     there = log_prior_BK > MASKED
     evidence_BK = jax.lax.stop_gradient(jnp.where(there, evidence_BK, MASKED))
     if objective == "emdr2":

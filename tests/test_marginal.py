@@ -143,6 +143,30 @@ def test_padded_target_positions_have_no_influence_and_no_gradient(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [-np.inf, np.nan])
+def test_what_stands_in_masked_positions_reaches_no_gradient_and_no_posterior(kind, value):
+    """As the logit of padding that a checkpoint rules out."""
+    prior = marginal.log_prior(jnp.array([[1.0, 2.0, 3.0]]), jnp.array([[True, True, False]]))
+    log_p = jnp.log(jnp.array([[[0.5, 0.2], [0.3, 0.2], [0.1, 0.1]]]))
+    mask = jnp.array([[True, False]])
+
+    def found(log_p):
+        run = jax.value_and_grad(lambda *given: marginal.MARGINALS[kind](*given, mask)[0], (0, 1))
+        return run(prior, log_p), marginal.POSTERIORS[kind](prior, log_p, mask)
+
+    for one, other in zip(jax.tree.leaves(found(log_p.at[:, :, 1].set(value))),
+                          jax.tree.leaves(found(log_p)), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert np.isfinite(one).all()
+
+
+def test_an_unknown_objective_is_refused_by_name():
+    """All names but emdr2 were pdist."""
+    with pytest.raises(ValueError, match="objective='emdr': one of emdr2, pdist"):
+        marginal.learn_from(jnp.zeros((1, 2)), "emdr", jnp.zeros((1, 2)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_without_any_document_stay_finite(kind):
     """A question without results is no NaN, neither in value nor in gradient."""
     scores, log_p, mask = random_inputs()

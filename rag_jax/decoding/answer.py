@@ -128,6 +128,8 @@ def _checked(model: rag.RagModel, settings: Decoding, params: Params, batch: Bat
     settings.check(model)
     if settings.sample != (key is not None):
         raise ValueError("sample=True needs a key, and nothing else takes one")
+    if key is not None and not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)  # of jax.random.PRNGKey
     if key is not None and key.ndim == 0:
         key = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(batch.source_ids)))
     return _gathered(model, params), key

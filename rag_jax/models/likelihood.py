@@ -209,6 +209,9 @@ def _evidence(model: RagModel, params: Params, batch: Batch, objective: str,
     """
     mask = batch.target_mask
     if objective == "adist":
+        if not model.fuses:
+            raise ValueError("adist is of Fusion-in-Decoder alone, whose decoder attends to all "
+                             "passages at once; use emdr2, pdist or loop")
         return jnp.log(jnp.maximum(attention_shares(model, params, batch), 1e-30))
     if objective == "loop" and not model.fuses:
         return -marginal.leave_one_out(model.kind, log_prior_BK, log_p_BKT, mask)
@@ -259,6 +262,9 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
         answer as in RAG-Sequence, for RAG-Token too; Fusion-in-Decoder: with `posterior`.
       log_p_null: float32[B], log p(y | x, null); only with a null document, whose prior and
         posterior are [B, K + 1].
+
+    Raises:
+      ValueError: there is no such objective, or the model's kind cannot have it.
     """
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
     share_B = jnp.zeros(len(batch.doc_mask))

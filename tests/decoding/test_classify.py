@@ -90,6 +90,17 @@ def head(kind):
         decode, built, settings))(weights, CLAIMS))
 
 
+def test_without_any_passage_no_class_is_an_answer():
+    """They were, certified, as likely as each other."""
+    built, weights, settings, found = head("token")
+    some = np.arange(len(CLAIMS.doc_mask)) > 0
+    rows = CLAIMS._replace(doc_mask=CLAIMS.doc_mask & some[:, None])
+    alone = jax.device_get(tiny.jit(functools.partial(decode, built, settings))(weights, rows))
+    np.testing.assert_array_equal(alone.ranked.valid, found.ranked.valid & some[:, None])
+    np.testing.assert_array_equal(alone.certified, found.certified & some)
+    assert found.ranked.valid.all() and found.certified.all()
+
+
 @pytest.mark.parametrize("kind", ["token", "fid"])
 def test_a_head_ranks_its_classes_as_training_scores_them(kind):
     """Every class's log p, prior and posterior are `log_likelihood`'s with it as the target."""

@@ -130,3 +130,8 @@ def test_samples_for_which_the_rules_leave_no_token_are_no_answers(prefix):
 def test_a_sample_that_has_ended_needs_no_next_token():
     found = samples("token", 50, bad_words=tuple((END, token) for token in range(VOCAB)))
     assert (found.ranked.tokens[..., 0] == END).any() and found.ranked.valid.all()
+
+
+def test_keys_of_either_kind_draw_the_same():
+    found = [samples("token", 2, key=key) for key in (jax.random.key(3), jax.random.PRNGKey(3))]
+    np.testing.assert_array_equal(*(each.ranked.tokens for each in found))
