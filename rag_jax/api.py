@@ -21,7 +21,6 @@ from rag_jax.data.question_sources import load_examples
 from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.manifest import check_encoder
-from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.publish import staged, staging
 from rag_jax.training import indexing, pretrained
 from rag_jax.training import run as training
@@ -76,13 +75,8 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     if index is not None and not config.retrieval.k:
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     job = training.open_job(config, path)
-    try:
-        opened = open_index(job, run, None if index is None else str(index)) if (
-            config.retrieval.k) else None
-    except RetrievalError:
-        if index is None:  # training that was cut short has none yet
-            pretrained.check_trained(path / run)
-        raise
+    opened = open_index(job, run, None if index is None else str(index)) if (
+        config.retrieval.k) else None
     params, meta = pretrained.load_params(job, run, step)
     if opened is not None and not job.model.lexical:
         check_encoder(opened.path, opened.manifest,

@@ -226,17 +226,16 @@ class _Ingestion:
             except Unreadable as error:
                 unreadable[one.name] = {"sha256": "", "reason": str(error)}
                 if isinstance(error, UnreadableNow):
-                    for_now[one.name] = str(error)
+                    for_now[one.name] = error
         found = {one.name for one in entries}
         for name, file in (_with_text(self.earlier.files) if self.earlier else {}).items():
             folders = list(map(str, pathlib.PurePosixPath(name).parents))[:-1]  # the last is "."
             hidden = next((each for each in (name, *folders) if each in for_now), None)
             if hidden is None:
                 continue
-            self.stay[name], digests[name] = for_now[hidden], file["sha256"]
+            self.stay[name], digests[name] = str(for_now[hidden]), file["sha256"]
             if name not in found:
-                entries.append(FolderEntry(
-                    name, self.source / name, for_now[hidden], unreadable_now=True))
+                entries.append(FolderEntry(name, self.source / name, for_now[hidden]))
         return sorted(entries, key=lambda one: one.name), digests, unreadable
 
     def _entries(self) -> list[FolderEntry]:

@@ -53,9 +53,14 @@ def target_log_probs(logits: jax.Array, targets: jax.Array, label_smoothing: flo
     return picked - log_normaliser
 
 
+def _real(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
+    """log p with 0 in masked positions, whose values, -inf among them, then reach no gradient."""
+    return jnp.where(target_mask[:, None], log_p_BKT, 0.0)
+
+
 def answer_log_probs(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
     """log p(y | x, z) = sum_t log p(y_t | x, z, y_<t), float32[B, K]."""
-    return jnp.where(target_mask[:, None, :], log_p_BKT, 0.0).sum(axis=-1)
+    return _real(log_p_BKT, target_mask).sum(axis=-1)
 
 
 def sequence_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
@@ -88,11 +93,6 @@ def rag_token(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Ar
     """
     joint_BKT = token_joint(log_prior_BK, _real(log_p_BKT, target_mask))
     return jnp.where(target_mask, jax.nn.logsumexp(joint_BKT, axis=1), 0.0).sum(axis=-1)
-
-
-def _real(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
-    """log p with 0 in masked positions, whose values, -inf among them, then reach no gradient."""
-    return jnp.where(target_mask[:, None], log_p_BKT, 0.0)
 
 
 def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: jax.Array,
@@ -188,7 +188,7 @@ def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_m
 # By the model's kind. Fusion-in-Decoder has one document to sum over, with probability 1.
 MARGINALS = {"sequence": rag_sequence, "token": rag_token, "fid": rag_token}
 POSTERIORS = {"sequence": sequence_posterior, "token": mean_token_posterior}
-LEARNT_FROM = ("emdr2", "pdist", "loop", "adist")  # objectives of `learn_from`
+LEARNT_FROM = ("emdr2", "pdist", "adist", "loop")  # objectives of `learn_from`
 
 
 # Objectives of the retriever in place of the marginal likelihood (train.retriever_objective). Each

@@ -157,16 +157,17 @@ def test_a_wrong_index_fails_before_the_model_is_read(path, monkeypatch, k, inde
 
 def test_a_training_that_ended_before_its_first_checkpoint_is_to_go_on(path, monkeypatch):
     """Of a missing index one was told to build it, and that needs the checkpoint."""
-    def missing(job, run, named):
-        raise RetrievalError(f"{named}: no index here")
+    def missing(folder, *_, **__):
+        raise RetrievalError(f"{folder.name}: no index here")
 
-    monkeypatch.setattr(api, "open_index", missing)
+    monkeypatch.setattr(run_index.indexing.PassageIndex, "open", missing)
+    (path / "indexes" / "elsewhere").mkdir(parents=True)
     with pytest.raises(ConfigError, match="rag_token: no checkpoint; train first, or go on, with"):
         api.load(path, "rag_token")
     with pytest.raises(RetrievalError, match="elsewhere: no index here"):
         api.load(path, "rag_token", index="elsewhere")
     monkeypatch.setattr(pretrained, "check_trained", lambda run: None)
-    with pytest.raises(RetrievalError, match="None: no index here"):
+    with pytest.raises(RetrievalError, match="now: no index here"):
         api.load(path, "rag_token")
 
 

@@ -64,7 +64,5 @@ def _ranked(given: Ranked, prior: jax.Array, exact: bool) -> Decoded:
     given = given._replace(finished=jnp.ones_like(given.finished))  # even a label without </s>
     order = jnp.argsort(-given.log_p, axis=1)
     ranked = jax.tree.map(lambda x: x[jnp.arange(questions)[:, None], order], given)
-    some = (prior > 0).any(axis=1)  # without any passage there is no answer
-    ranked = ranked._replace(valid=ranked.valid & some[:, None])
-    certified = some & exact  # as every class was scored
+    certified = ranked.valid[:, 0] & exact  # as every class was scored
     return Decoded(ranked, prior, certified, jnp.full(questions, -jnp.inf))

@@ -104,7 +104,7 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
       tokens: int32[B, A, T].
       mask: bool[B, A, T], False in padding.
       doc_log_p: float32[B, A, T, K], log p(y_t | x, z, y_<t).
-      valid: bool[B, A].
+      valid: bool[B, A]; without any document, no answer is valid in any case.
       end_id: the token that ends an answer.
     """
     doc_log_p = jnp.where(mask[..., None], doc_log_p, 0.0)
@@ -126,7 +126,8 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
         log_prior, doc_log_p.swapaxes(2, 3), mask)
     return Ranked(tokens, log_p_BA, token_log_p_BAT, posterior_BAK,
                   token_posterior_BATK.swapaxes(2, 3),
-                  (mask & (tokens == end_id)).any(axis=-1), valid)
+                  (mask & (tokens == end_id)).any(axis=-1),
+                  valid & (log_prior > MASKED / 2).any(axis=1, keepdims=True))
 
 
 def rank(log_p: jax.Array, tokens: jax.Array, settings: Decoding, end_id: int) -> jax.Array:

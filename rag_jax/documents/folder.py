@@ -18,14 +18,12 @@ class FolderEntry:
     Attributes:
       name: its path in the folder, with / between the names.
       path: its path.
-      reason: why it is not read; "" = it is read.
-      unreadable_now: the system gave the reason; it may be read another time.
+      problem: why it is not read; None = it is read.
     """
 
     name: str
     path: pathlib.Path
-    reason: str = ""
-    unreadable_now: bool = False
+    problem: Unreadable | None = None
 
 
 def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
@@ -48,29 +46,36 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
     for error in unlisted:
         path = pathlib.Path(error.filename)
         name = os.fsencode(path.relative_to(source).as_posix()).decode("utf-8", "backslashreplace")
-        yield FolderEntry(name, path, f"its files cannot be listed: {error.strerror}",
-                          unreadable_now=not isinstance(error, FileNotFoundError))
+        yield FolderEntry(name, path, _unread(error, "its files cannot be listed"))
 
 
 def _looked_at(name: str, path: pathlib.Path) -> FolderEntry:
     shown = os.fsencode(name).decode("utf-8", "backslashreplace")
     if shown != name:
-        return FolderEntry(shown, path, "its name is not UTF-8; rename it")
+        return FolderEntry(shown, path, Unreadable("its name is not UTF-8; rename it"))
     if path.is_symlink():
-        return FolderEntry(
-            name, path, "it is a link, which may lead anywhere; put the file in its place")
+        return FolderEntry(name, path, Unreadable(
+            "it is a link, which may lead anywhere; put the file in its place"))
     try:
         status = path.stat()
     except OSError as error:
-        return FolderEntry(name, path, f"it cannot be read: {error.strerror}",
-                           unreadable_now=not isinstance(error, FileNotFoundError))
+        return FolderEntry(name, path, _unread(error))
     if not stat.S_ISREG(status.st_mode):
-        return FolderEntry(name, path, "it is no file: a pipe, a socket or a device")
+        return FolderEntry(name, path, Unreadable("it is no file: a pipe, a socket or a device"))
     if reader_of(name) is None:
-        return FolderEntry(name, path, UNKNOWN_KIND)
+        return FolderEntry(name, path, Unreadable(UNKNOWN_KIND))
     if status.st_size > LARGEST_FILE:
-        return FolderEntry(name, path, f"it has more than {LARGEST_FILE} bytes; divide it")
+        return FolderEntry(name, path, _too_large())
     return FolderEntry(name, path)
+
+
+def _unread(error: OSError, what: str = "it cannot be read") -> Unreadable:
+    gone = isinstance(error, FileNotFoundError)
+    return (Unreadable if gone else UnreadableNow)(f"{what}: {error.strerror}")
+
+
+def _too_large() -> Unreadable:
+    return Unreadable(f"it has more than {LARGEST_FILE} bytes; divide it")
 
 
 def content_of(entry: FolderEntry) -> tuple[bytes, str]:
@@ -78,10 +83,10 @@ def content_of(entry: FolderEntry) -> tuple[bytes, str]:
 
     Raises:
       UnreadableNow: it is there and cannot be opened.
-      Unreadable: it has another reason not to be read, or is gone, or is no regular file by now.
+      Unreadable: it has another problem, or is gone, or is no regular file by now.
     """
-    if entry.reason:
-        raise (UnreadableNow if entry.unreadable_now else Unreadable)(entry.reason)
+    if entry.problem:
+        raise entry.problem
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         with open(os.open(entry.path, flags | getattr(os, "O_BINARY", 0)), "rb") as file:
@@ -89,9 +94,7 @@ def content_of(entry: FolderEntry) -> tuple[bytes, str]:
                 raise Unreadable("it is no file any more")
             content = file.read(LARGEST_FILE + 1)
     except OSError as error:
-        gone = isinstance(error, FileNotFoundError)
-        raise (Unreadable if gone else UnreadableNow)(
-            f"it cannot be read: {error.strerror}") from None
+        raise _unread(error) from None
     if len(content) > LARGEST_FILE:
-        raise Unreadable(f"it has more than {LARGEST_FILE} bytes; divide it")
+        raise _too_large()
     return content, hashlib.sha256(content).hexdigest()

@@ -4,6 +4,7 @@ import contextlib
 import json
 from collections.abc import Sequence
 
+from rag_jax import marginal
 from rag_jax.reproduction import plots
 from rag_jax.reproduction.cells import Cell, Measurement
 from rag_jax.reproduction.estimates import estimate, share_of
@@ -15,7 +16,7 @@ from rag_jax.reproduction.sections import NOT_RUN, Part, Plot, Table, beside, sh
 ATLAS = {"fid": 39.9, "adist": 40.9, "loop": 41.8, "emdr2": 43.3, "pdist": 45.0}
 LEARNERS = {"frozen": "RAG-Token, frozen retriever", "rag_token": "RAG-Token",
             "fid": "Fusion-in-Decoder, frozen retriever", "fid_joint": "Fusion-in-Decoder"}
-LEARNT_FROM = ("marginal", "emdr2", "pdist", "adist", "loop")
+LEARNT_FROM = ("marginal", *marginal.LEARNT_FROM)
 
 
 def objectives(lab: Lab) -> list[Part]:

@@ -6,6 +6,7 @@ from rag_jax import hosts
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepared import Prepared
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training.job import Index, Job
 
@@ -43,7 +44,12 @@ def open_index(job: Job, run: str, named: str | None, answers: bool = True) -> I
             raise ConfigError(f"index {named!r}: no such folder, and {folders} has "
                               f"{', '.join(names) or 'none'}")
         folder = candidates[0]
-    opened = indexing.open_host_index(folder, job.model.lexical)
+    try:
+        opened = indexing.open_host_index(folder, job.model.lexical)
+    except RetrievalError:
+        if named is None:  # training that was cut short has none yet
+            pretrained.check_trained(job.workdir / run)
+        raise
     hosts.check_same_content(f"the index {folder.name}", opened.manifest)
     check_k(job.config, opened, folder)
     if answers:

@@ -30,7 +30,7 @@ def test_files_are_found_and_what_is_not_read_has_its_reason(tmp_path, monkeypat
     (root / "linked").symlink_to(outside)
     os.mkfifo(root / "pipe.txt")
     (root / os.fsdecode(b"\xff.txt")).write_text("x")
-    found = {one.name: one.reason for one in files_of(root)}
+    found = {one.name: str(one.problem or "") for one in files_of(root)}
     read = {name for name, reason in found.items() if not reason}
     assert read == {"a.txt", "sub/b é.md"}
     assert ".git/c.txt" not in found and "linked/secret.txt" not in found
