@@ -66,12 +66,14 @@ def answer_log_probs(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
 def sequence_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                    ) -> jax.Array:
     """log p(z, y | x) = log p(z | x) + sum_t log p(y_t | x, z, y_<t), float32[B, K]."""
-    return log_prior_BK + answer_log_probs(log_p_BKT, target_mask)
+    joint_BK = log_prior_BK + answer_log_probs(log_p_BKT, target_mask)
+    return jnp.where(log_prior_BK <= MASKED, MASKED, joint_BK)  # NaN stays NaN
 
 
 def token_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
     """log p(z, y_t | x, y_<t) = log p(z | x) + log p(y_t | x, z, y_<t), float32[B, K, T]."""
-    return log_prior_BK[:, :, None] + log_p_BKT
+    log_prior_BK1 = log_prior_BK[:, :, None]
+    return jnp.where(log_prior_BK1 <= MASKED, MASKED, log_prior_BK1 + log_p_BKT)
 
 
 def rag_sequence(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
@@ -170,7 +172,7 @@ def token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
     """p(z | x, y_t, y_<t) for every t under RAG-Token (figure 2), float32[B, K, T].
 
     Proportional to p(z | x) p(y_t | x, z, y_<t): RAG-Token draws a document anew for each token.
-    Sums to 1 over K; masked passages are 0.
+    Sums to 1 over K, or to 0 without any passage; masked passages are 0.
     """
     joint_BKT = token_joint(log_prior_BK, log_p_BKT)
     return jnp.where(log_prior_BK[:, :, None] > MASKED, jax.nn.softmax(joint_BKT, axis=1), 0.0)
@@ -178,7 +180,8 @@ def token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
 
 def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                          ) -> jax.Array:
-    """The token posteriors averaged over the target's tokens, float32[B, K]; rows sum to 1."""
+    """The token posteriors averaged over the target's tokens, float32[B, K]; rows sum to
+    1, or to 0 without any passage."""
     ones_BT = target_mask.astype(log_p_BKT.dtype)
     weights_BT = ones_BT / jnp.maximum(ones_BT.sum(axis=-1, keepdims=True), 1)
     posterior_BKT = token_posterior(log_prior_BK, _real(log_p_BKT, target_mask))

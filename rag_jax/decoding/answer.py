@@ -16,7 +16,7 @@ from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.memory import questions_at_once
 from rag_jax.decoding.results import Decoded
 from rag_jax.decoding.settings import Decoding
-from rag_jax.models import rag
+from rag_jax.models import batch_check, rag
 from rag_jax.models.generator import in_dtype
 from rag_jax.types import Batch, Params
 
@@ -35,9 +35,10 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
       temperature: of sampling, float32[B], for each question; None = that of the settings.
 
     Raises:
-      ValueError: settings that the model does not allow; a key is missing or not needed.
+      ValueError: settings that the model does not allow; a key is missing or not needed, or the
+        temperature is; the batch does not fit the model (`batch_check.check`).
     """
-    params, key = _checked(model, settings, params, batch, key)
+    params, key = _checked(model, settings, params, batch, key, temperature)
     questions = len(batch.source_ids)
     at_once = _at_once(model, settings, batch)
 
@@ -90,7 +91,7 @@ def begin(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     The arguments and errors are those of `decode`. From `until` = settings.max_length on, the
     answers are whole.
     """
-    params, key = _checked(model, settings, params, batch, key)
+    params, key = _checked(model, settings, params, batch, key, temperature)
     read = documents.read(model, params, batch)
     begun = _begun(model, settings, params, read, key, temperature)
     return _until(model, settings, params, begun, until)
@@ -123,11 +124,17 @@ def _until(model: rag.RagModel, settings: Decoding, params: Params, growing: Gro
 
 
 def _checked(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
-             key: jax.Array | None) -> tuple[Params, jax.Array | None]:
+             key: jax.Array | None, temperature: jax.Array | None
+             ) -> tuple[Params, jax.Array | None]:
     """The parameters as `_gathered`, and a key for each question; ValueError as `decode` says."""
     settings.check(model)
+    batch_check.check(model, batch, settings.max_length)
     if settings.sample != (key is not None):
         raise ValueError("sample=True needs a key, and nothing else takes one")
+    if temperature is not None and not (
+            settings.sample and jnp.shape(temperature) == (len(batch.source_ids),)):
+        raise ValueError(f"temperature has shape {jnp.shape(temperature)}: it is of sampling, and "
+                         f"needs one number for each of {len(batch.source_ids)} questions")
     if key is not None and not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)  # of jax.random.PRNGKey
     if key is not None and key.ndim == 0:

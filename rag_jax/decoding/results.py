@@ -118,7 +118,7 @@ def explain(kind: str, log_prior: jax.Array, tokens: jax.Array, mask: jax.Array,
         joint_BATK = log_prior_B11K + doc_log_p  # log p(z, y_t | x, y_<t)
         token_log_p_BAT = jnp.where(mask, jax.nn.logsumexp(joint_BATK, axis=-1), 0.0)
         ones_BAT = mask.astype(doc_log_p.dtype)
-        weights_BAT = ones_BAT / ones_BAT.sum(axis=-1, keepdims=True)
+        weights_BAT = ones_BAT / jnp.maximum(ones_BAT.sum(axis=-1, keepdims=True), 1)
         posterior_BAK = jnp.einsum(
             "BATK,BAT->BAK", jax.nn.softmax(joint_BATK, axis=-1), weights_BAT)
     token_posterior_BATK = jnp.where(mask[..., None], jax.nn.softmax(joint_BATK, axis=-1), 0.0)

@@ -1,12 +1,15 @@
 """The settings of decoding, one frozen dataclass that is static under jit."""
 
 import dataclasses
-from typing import Literal, get_args
+import math
+from collections.abc import Iterator
+from typing import Literal
 
 import jax
 
 from rag_jax.config import DataConfig, EvalConfig
 from rag_jax.models.rag import RagModel
+from rag_jax.overrides import accepts, type_name
 
 Strategy = Literal["marginal", "thorough", "fast"]
 PROGRAMS = 64  # how many compiled programs, of the settings used last, are kept
@@ -70,13 +73,19 @@ class Decoding:
     memory_mib: int = _EVAL.memory_mib
 
     def __post_init__(self) -> None:
-        problems = list(self._problems())
+        problems = list(self._types()) or list(self._problems())
         if problems:
             raise ValueError("\n".join(problems))
 
-    def _problems(self):
-        if self.strategy not in get_args(Strategy):
-            yield f"strategy={self.strategy!r}: one of {', '.join(get_args(Strategy))}"
+    def _types(self) -> Iterator[str]:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not accepts(field.type, value):
+                yield f"{field.name}={value!r}: expected {type_name(field.type)}"
+            elif isinstance(value, float) and not math.isfinite(value):
+                yield f"{field.name}={value!r}: must be a finite number"
+
+    def _problems(self) -> Iterator[str]:
         least = {"num_beams": 1, "max_length": 1, "min_length": 0, "no_repeat_ngram_size": 0,
                  "num_return_sequences": 1, "top_k": 0, "memory_mib": 0}
         for name, bound in least.items():
@@ -98,6 +107,9 @@ class Decoding:
             yield f"bad_words={self.bad_words}: a bad word needs at least one token"
         if self.labels and self.sample:
             yield "labels and sample: classes are ranked, not drawn"
+        if self.forced_eos and self.forced_bos is not None and self.max_length == 1:
+            yield ("forced_bos and forced_eos both set the only token of max_length=1: raise it, "
+                   "or leave one out")
         for name in ("prefix", "bad_words"):
             if self.labels and getattr(self, name):
                 yield f"labels and {name}: the labels are all the answers there are; leave one out"

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from rag_jax import marginal
 from rag_jax.marginal import MASKED
-from rag_jax.models import rag
+from rag_jax.models import batch_check, rag
 from rag_jax.models.attention import ATTENDED
 from rag_jax.models.null_document import NullDocument
 from rag_jax.models.rag import CLASSIFIER, NULL, RagModel, embed, embed_queries, word_weight
@@ -111,8 +111,9 @@ def _vectors(model: RagModel, params: Params, batch: Batch,
         length = batch.passage_ids.shape[-1]
         fresh_RE = embed(model, params["document_encoder"], batch.passage_ids.reshape(-1, length),
                          batch.passage_mask.reshape(-1, length), keys[1])
-        passages_BKE = fresh_RE.reshape(passages_BKE.shape)  # -> [B, K, E]
-    return queries_BE, passages_BKE
+        passages_BKE = fresh_RE.reshape(*batch.doc_mask.shape, -1)
+    # Where there is no passage, even NaN reaches no gradient.
+    return queries_BE, jnp.where(batch.doc_mask[..., None], passages_BKE, 0.0)
 
 
 def _documents(model: RagModel, batch: Batch) -> int:
@@ -264,11 +265,16 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
         posterior are [B, K + 1].
 
     Raises:
-      ValueError: there is no such objective, or the model's kind cannot have it.
+      ValueError: there is no such objective, or the model's kind cannot have it; as
+        `batch_check.check`.
     """
+    batch_check.check(model, batch)
     keys = (None, None) if dropout_key is None else jax.random.split(dropout_key)
-    share_B = jnp.zeros(len(batch.doc_mask))
+    share_B = jnp.zeros(len(batch.doc_mask), jnp.float32)
     if in_batch_negatives and not (model.lexical or model.fusion or model.reranked):
+        if batch.doc_ids is None:
+            raise ValueError("Batch.doc_ids is None: in_batch_negatives needs the passages' rows, "
+                             "to count once what several questions found")
         log_prior_BK, share_B = _log_prior_and_share(model, params, batch, keys[0])
     else:
         log_prior_BK = log_prior(model, params, batch, keys[0])

@@ -20,8 +20,8 @@ from rag_jax.parallel import constrain, platform
 def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """x [R, D] @ kernel float32[D, F] + bias float32[F], or None, in the dtype of x.
 
-    The product is summed in float32, and the gradients of kernel and bias are float32. Accelerators
-    sum in float32 anyway. XLA's CPU backend multiplies bfloat16 matrices four times faster if the
+    The product and the gradients of kernel and bias are summed in float32. Accelerators sum in
+    float32 anyway. XLA's CPU backend multiplies bfloat16 matrices four times faster if the
     sums are float32 and both matrices are row-major. On GPUs the bias gets the dtype of x, so that
     the product can add it before it rounds; where devices share the sums of a product, each rounds
     its part.
@@ -42,7 +42,7 @@ def _linear_backward(kept: tuple[jax.Array | None, ...], grad: jax.Array) -> tup
     x, kernel, bias = kept
     return (rounded_product(grad, transposed(kernel.astype(x.dtype))),
             product(transposed(x), grad).astype(kernel.dtype),
-            None if bias is None else jnp.sum(grad, axis=0, dtype=jnp.float32))
+            None if bias is None else jnp.sum(grad, axis=0, dtype=jnp.float32).astype(bias.dtype))
 
 
 linear.defvjp(_linear_forward, _linear_backward)

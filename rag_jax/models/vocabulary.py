@@ -80,7 +80,7 @@ def _forward(table: jax.Array, bias: jax.Array | None, states: jax.Array, target
              smoothing: float, again: bool, cap: float, ends: tuple[int, ...]
              ) -> tuple[tuple[jax.Array, jax.Array], tuple]:
     del again
-    table = table.astype(states.dtype)
+    kept_as, table = table[:0], table.astype(states.dtype)
     logits_VR = _logits(table, bias, states, cap)
     normaliser_R = jax.nn.logsumexp(logits_VR, axis=0)
     target_R = jnp.take_along_axis(logits_VR, targets[None], axis=0)[0]
@@ -90,7 +90,7 @@ def _forward(table: jax.Array, bias: jax.Array | None, states: jax.Array, target
     if smoothing:
         mean_R = logits_VR.mean(axis=0)
         smoothed_R = (1 - smoothing) * target_R + smoothing * mean_R - normaliser_R
-    return (log_p_R, smoothed_R), (table, bias, states, targets, normaliser_R)
+    return (log_p_R, smoothed_R), (table, bias, states, targets, normaliser_R, kept_as)
 
 
 def _total(logits_VR: jax.Array, ends: tuple[int, ...]) -> jax.Array:
@@ -100,7 +100,7 @@ def _total(logits_VR: jax.Array, ends: tuple[int, ...]) -> jax.Array:
 
 def _backward(smoothing: float, again: bool, cap: float, ends: tuple[int, ...], residuals: tuple,
               grads: tuple[jax.Array, jax.Array]) -> tuple:
-    table, bias, states, targets, normaliser_R = (
+    table, bias, states, targets, normaliser_R, kept_as = (
         jax.lax.optimization_barrier(residuals) if again else residuals)
     grad_R, smoothed_grad_R = grads
     logits_VR = _logits(table, bias, states, cap)
@@ -119,7 +119,8 @@ def _backward(smoothing: float, again: bool, cap: float, ends: tuple[int, ...], 
     if cap:  # the derivative of the hyperbolic tangent
         logits_grad_VR *= 1 - (logits_VR / cap) ** 2
     narrow_VR = logits_grad_VR.astype(states.dtype)
-    return (product(narrow_VR, states), None if bias is None else logits_grad_VR.sum(axis=1),
+    return (product(narrow_VR, states).astype(kept_as.dtype),
+            None if bias is None else logits_grad_VR.sum(axis=1).astype(bias.dtype),
             product(transposed(narrow_VR), table).astype(states.dtype), None)
 
 

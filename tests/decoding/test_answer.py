@@ -372,7 +372,8 @@ def test_equal_documents_and_one_document_make_all_ways_equal(strategy):
                            source_mask=np.repeat(BATCH.source_mask[:, :1], DOCS, axis=1))
     alone = BATCH._replace(
         source_ids=BATCH.source_ids[:, :1], source_mask=BATCH.source_mask[:, :1],
-        doc_embeddings=BATCH.doc_embeddings[:, :1], doc_mask=np.ones((QUESTIONS, 1), bool))
+        doc_embeddings=BATCH.doc_embeddings[:, :1], doc_mask=np.ones((QUESTIONS, 1), bool),
+        doc_ids=None)
     token = run(params(), alone, "token", 3)
     for batch in (alike, alone):
         found = run(params(), batch, "sequence", 3, strategy=strategy)
@@ -402,6 +403,10 @@ def test_what_the_model_does_not_allow_is_refused():
             decode(small("token"), Decoding(**{"max_length": 3, **settings}), {}, BATCH)
     with pytest.raises(ValueError, match="key"):
         decode(small("token"), Decoding(max_length=3, sample=True), {}, BATCH)
+    for sample, shape in ((False, (QUESTIONS,)), (True, ()), (True, (QUESTIONS + 1,))):
+        with pytest.raises(ValueError, match="one number for each of"):
+            decode(small("token"), Decoding(max_length=3, sample=sample), {}, BATCH,
+                   jax.random.key(0) if sample else None, np.ones(shape, np.float32))
 
 
 @pytest.mark.parametrize("kind, strategy", WAYS[:2])

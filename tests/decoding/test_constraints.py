@@ -71,7 +71,12 @@ def test_nothing_is_found_where_the_rules_allow_nothing():
 
 
 @pytest.mark.parametrize("settings, word", [
-    ({"strategy": "quick"}, "marginal, thorough, fast"),
+    ({"strategy": "quick"}, r"strategy='quick': expected marginal\|thorough\|fast"),
+    ({"num_beams": 2.0}, "num_beams=2.0: expected int"),
+    ({"max_length": True}, "max_length=True: expected int"),
+    ({"length_penalty": float("nan")}, "length_penalty=nan: must be a finite number"),
+    ({"bad_words": [[1]]}, "bad_words=.*: expected"),
+    ({"forced_bos": 2, "forced_eos": True, "max_length": 1}, "the only token of max_length=1"),
     ({"num_beams": 0}, "num_beams=0"),
     ({"min_length": 9, "max_length": 8}, "min_length=9"),
     ({"temperature": 0.0, "sample": True}, "temperature=0.0"),

@@ -10,6 +10,7 @@ import tiny
 from enumerated import BATCH, END, LONGEST, QUESTIONS, model, params
 
 from rag_jax.decoding.answer import begin, decode, go_on, grows
+from rag_jax.decoding.results import explain
 from rag_jax.decoding.settings import Decoding
 
 WAYS = [("token", {}), ("sequence", {}), ("fid", {}), ("token", {"bad_words": ((3,),)}),
@@ -54,6 +55,16 @@ def test_what_has_not_grown_yet_is_no_end_where_padding_is_the_end_token(how):
     assert not found.ranked.finished.any() and (found.ranked.tokens[..., 1:] == END).all()
     np.testing.assert_array_equal(found.ranked.log_p, other.ranked.log_p)
     np.testing.assert_array_equal(found.ranked.posterior, other.ranked.posterior)
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence", "fid"])
+def test_what_has_no_token_yet_is_no_nan(kind):
+    """Nor is its posterior, the mean of its tokens' posteriors."""
+    documents = 1 if kind == "fid" else 2
+    found = explain(kind, np.log(np.full((1, documents), 1 / documents, np.float32)),
+                    np.zeros((1, 1, 3), np.int32), np.zeros((1, 1, 3), bool),
+                    np.zeros((1, 1, 3, documents), np.float32), np.ones((1, 1), bool), END)
+    assert not any(np.isnan(leaf).any() for leaf in found)
 
 
 def test_what_changes_its_mind_does_not_grow():

@@ -82,7 +82,7 @@ def test_the_loss_is_the_sum_of_minus_log_p_of_the_right_class(params, kind):
 
 def test_one_document_has_its_own_probabilities(params):
     alone = BATCH._replace(**{name: getattr(BATCH, name)[:, :1] for name in (
-        "source_ids", "source_mask", "doc_embeddings", "doc_mask")})
+        "source_ids", "source_mask", "doc_embeddings", "doc_mask", "doc_ids")})
     found = [likelihood(params, alone, kind) for kind in KINDS]
     prior = np.eye(1, DOCS)[[0] * QUESTIONS]
     expected = naive_joint(params, prior, "token").sum(axis=1)

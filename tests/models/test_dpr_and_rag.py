@@ -191,7 +191,7 @@ def test_log_likelihood_matches_float64_from_end_to_end(params, kind):
 def test_one_document_is_plain_seq2seq(params):
     alone = BATCH._replace(source_ids=BATCH.source_ids[:, :1], source_mask=BATCH.source_mask[:, :1],
                            doc_embeddings=BATCH.doc_embeddings[:, :1],
-                           doc_mask=np.ones((3, 1), bool))
+                           doc_mask=np.ones((3, 1), bool), doc_ids=None)
     plain = tiny.jit(functools.partial(teacher_forcing.seq2seq_log_probs, MODEL))(
         params["generator"], BATCH.source_ids[:, 0], BATCH.source_mask[:, 0], BATCH.target_ids)
     expected = np.where(BATCH.target_mask, plain, 0).sum(axis=1)
@@ -201,7 +201,7 @@ def test_one_document_is_plain_seq2seq(params):
 
 def reordered(batch, order):
     """The batch with the documents of every question in another order."""
-    parts = ("source_ids", "source_mask", "doc_embeddings", "doc_mask")
+    parts = ("source_ids", "source_mask", "doc_embeddings", "doc_mask", "doc_ids")
     return batch._replace(**{name: getattr(batch, name)[:, order] for name in parts})
 
 
@@ -296,6 +296,29 @@ def test_packed_texts_give_the_loss_and_gradient_of_padded_ones(chunk):
     tiny.assert_trees_close(found[1], expected[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", [tiny.BART, tiny.T5])
+def test_bfloat16_parameters_have_bfloat16_gradients(family):
+    """Nearly those of the same numbers in float32, from the layers' own backward passes."""
+    model = tiny.rag_model(retriever={"projection": 12}, generator=family)
+    narrow = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), tiny.rag_params(model))
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), narrow)
+    run = tiny.jit(jax.grad(lambda params: rag_loss(model)(params, BATCH, None)[0]))
+    found, expected = run(narrow), run(wide)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype(jnp.bfloat16)}
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        one, other = np.float32(one), np.asarray(other)
+        assert np.linalg.norm(one - other) <= 1e-5 + 0.05 * np.linalg.norm(other)
+
+
+def test_what_stands_in_the_place_of_a_missing_passage_reaches_no_gradient(params):
+    """Not even NaN."""
+    holes = np.where(BATCH.doc_mask[..., None], BATCH.doc_embeddings, np.nan)
+    loss, (grads, _) = loss_and_gradient(params, BATCH._replace(doc_embeddings=holes), "token")
+    expected, (expected_grads, _) = loss_and_gradient(params, BATCH, "token")
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    tiny.assert_trees_close(grads, expected_grads, rtol=1e-5, atol=1e-6)
+
+
 def test_appended_padding_documents_change_nothing(params):
     """A short result list padded to any K is the same question."""
     def pad(x, value=0):
@@ -303,7 +326,8 @@ def test_appended_padding_documents_change_nothing(params):
 
     wider = BATCH._replace(
         source_ids=pad(BATCH.source_ids, 3), source_mask=pad(BATCH.source_mask, True),
-        doc_embeddings=pad(BATCH.doc_embeddings, 5.0), doc_mask=pad(BATCH.doc_mask))
+        doc_embeddings=pad(BATCH.doc_embeddings, 5.0), doc_mask=pad(BATCH.doc_mask),
+        doc_ids=pad(BATCH.doc_ids, -1))
     np.testing.assert_allclose(likelihood(params, wider)["log_p"],
                                likelihood(params, BATCH)["log_p"], rtol=1e-6)
 

@@ -68,7 +68,7 @@ def test_prior_and_posterior_are_the_retrievers(params):
 def test_one_passage_is_rag_with_one_passage(params, kind):
     alone = BATCH._replace(source_ids=BATCH.source_ids[:, :1], source_mask=BATCH.source_mask[:, :1],
                            doc_embeddings=BATCH.doc_embeddings[:, :1],
-                           doc_mask=BATCH.doc_mask[:, :1])
+                           doc_mask=BATCH.doc_mask[:, :1], doc_ids=BATCH.doc_ids[:, :1])
     found, expected = likelihood(params, alone), likelihood(params, alone, kind)
     np.testing.assert_allclose(found["log_p"], expected["log_p"], rtol=1e-5)
     # The others of a question masked: the same question.
@@ -77,7 +77,7 @@ def test_one_passage_is_rag_with_one_passage(params, kind):
 
 
 def test_order_of_passages_is_irrelevant(params):
-    parts = ("source_ids", "source_mask", "doc_embeddings", "doc_mask")
+    parts = ("source_ids", "source_mask", "doc_embeddings", "doc_mask", "doc_ids")
     moved = BATCH._replace(**{name: getattr(BATCH, name)[:, [2, 0, 1]] for name in parts})
     np.testing.assert_allclose(likelihood(params, moved)["log_p"],
                                likelihood(params, BATCH)["log_p"], rtol=1e-5)

@@ -26,7 +26,8 @@ def model(null, kind="token", lexical=False):
 def batch():
     """A batch whose last input is the question alone; the last row has one real passage."""
     made = tiny.rag_batch(passages=4, model=model("none"))
-    return made._replace(doc_embeddings=made.doc_embeddings[:, :3], doc_mask=made.doc_mask[:, :3])
+    return made._replace(doc_embeddings=made.doc_embeddings[:, :3], doc_mask=made.doc_mask[:, :3],
+                         doc_ids=None)
 
 
 BATCH = batch()

@@ -1,0 +1,66 @@
+"""A batch whose fields do not fit each other or the model is refused, with the field's name."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from rag_jax.config import CausalConfig
+from rag_jax.models import batch_check
+from rag_jax.models.likelihood import log_likelihood
+
+MODEL = tiny.rag_model()
+BATCH = tiny.rag_batch()
+
+
+def long(tokens):
+    return np.zeros((3, tokens), np.int32), np.ones((3, tokens), bool)
+
+
+@pytest.mark.parametrize("field, value, words", [
+    # Each of the first four was repeated to the size of the others.
+    ("doc_embeddings", BATCH.doc_embeddings[..., :1], r"doc_embeddings has shape \(3, 3, 1\)"),
+    ("doc_embeddings", BATCH.doc_embeddings[:1], "with B = 3, as Batch.doc_mask says"),
+    ("target_mask", BATCH.target_mask[:1], "Batch.target_mask has shape"),
+    ("question_mask", BATCH.question_mask[:, :1], "with L = 6, as Batch.question_ids says"),
+    ("source_mask", BATCH.source_mask[:, 0], r"source_mask .* must be \[B, Z, S\]"),
+    ("source_ids", BATCH.source_ids[:, :2], "with Z = 3, as Batch.doc_mask says"),
+    ("doc_mask", BATCH.doc_mask.astype(np.int32), "Batch.doc_mask is int32: must be bool"),
+])
+def test_a_field_that_does_not_fit_is_named(field, value, words):
+    with pytest.raises(ValueError, match=words):
+        jax.eval_shape(lambda batch: log_likelihood(MODEL, {}, batch),
+                       BATCH._replace(**{field: value}))
+
+
+def test_a_null_document_is_one_more_source():
+    with pytest.raises(ValueError, match="Z = 4, as Batch.doc_mask and the null document says"):
+        batch_check.check(dataclasses.replace(MODEL, null_document="bias"), BATCH)
+
+
+def test_what_is_longer_than_the_model_has_positions_is_named():
+    batch_check.check(MODEL, BATCH)
+    limits = {"question": MODEL.retriever, "target": MODEL.generator}
+    for name, tower in limits.items():
+        ids, mask = long(tower.max_positions)
+        batch = BATCH._replace(**{f"{name}_ids": ids, f"{name}_mask": mask})
+        batch_check.check(MODEL, batch)
+        ids, mask = long(tower.max_positions + 1)
+        with pytest.raises(ValueError, match=f"Batch.{name}_ids: {tower.max_positions + 1} tokens"):
+            batch_check.check(MODEL, batch._replace(**{f"{name}_ids": ids, f"{name}_mask": mask}))
+
+
+def test_a_decoder_only_answer_continues_its_prompt():
+    """Their positions are counted together; an answer still to be decoded, too."""
+    model = tiny.rag_model(generator=CausalConfig(vocab_size=30, max_positions=12))
+    batch_check.check(model, BATCH)
+    batch_check.check(model, BATCH, 6)
+    with pytest.raises(ValueError, match="continues them: 13 tokens, but the model has 12"):
+        batch_check.check(model, BATCH, 7)
+
+
+def test_in_batch_negatives_need_the_rows_of_the_passages():
+    with pytest.raises(ValueError, match="Batch.doc_ids is None"):
+        log_likelihood(MODEL, {}, BATCH._replace(doc_ids=None), in_batch_negatives=True)
