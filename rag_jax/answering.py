@@ -24,6 +24,7 @@ from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
 from rag_jax.models.likelihood import log_likelihood
+from rag_jax.overrides import accepts
 from rag_jax.retrieval.hybrid import hybrid_queries
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.searching import jit_embed, search
@@ -104,6 +105,9 @@ class Settings:
         has not certified; 0 = no such search.
       prefix_mib: MiB in which keys and values of passages are kept between questions, which are
         then read without their question; 0 = nothing is kept.
+
+    Raises:
+      ConfigError: a batch size or length step that is no number of at least 1.
     """
 
     k: int
@@ -114,6 +118,12 @@ class Settings:
     labels: Sequence[str] = ()
     node_budget: int = 0
     prefix_mib: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "length_step"):
+            value = getattr(self, name)
+            if not (accepts(int, value) and value >= 1):
+                raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
 
 
 def check_processes(exact_nodes: int, prefix_mib: int) -> None:

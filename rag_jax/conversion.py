@@ -144,7 +144,7 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
         for tower in pretrained.ENCODERS:
             params.pop(tower, None)
     written = _left_out(params, model, config, run)
-    retriever = _as_written(model.retriever, params.get("query_encoder", {}))
+    retriever = _as_written(model.retriever, params)
     generator = _with_ends(model.generator, config, tokenizers) if run else model.generator
     if run:  # a reader of the export forces the tokens that the run forces
         asked = workdir.eval_of(path, run)
@@ -217,14 +217,16 @@ def _folders(towers: list[str], architecture: Architecture, kind: str, family: s
     return folders
 
 
-def _as_written(retriever: BertConfig, query_encoder: dict[str, Any]) -> BertConfig:
+def _as_written(retriever: BertConfig, params: dict[str, Any]) -> BertConfig:
     """The encoder's configuration in an export: a learned scale, which is removed from the
-    parameters, becomes a fixed one, and the pooling of encoders other than DPR's is named."""
+    parameters, becomes a fixed one, and the pooling of retrievers other than DPR's is named."""
+    query_encoder = params.get("query_encoder", {})
     if rag.SCALE in query_encoder:
         learned = float(np.exp(np.float64(query_encoder.pop(rag.SCALE))))
         retriever = dataclasses.replace(retriever, scale=retriever.logit_scale * learned)
-    other = retriever.beyond_dpr or retriever.model_type != "bert"
-    pooling = "cls" if other and retriever.pooling == "auto" else retriever.pooling
+    named = pretrained.PLAIN not in params and (
+        retriever.beyond_dpr or retriever.model_type != "bert")
+    pooling = "cls" if named and retriever.pooling == "auto" else retriever.pooling
     return dataclasses.replace(retriever, pooling=pooling, learn_scale=False)
 
 

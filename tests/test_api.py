@@ -403,6 +403,8 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.log_likelihood(QUESTIONS, ["Lima"]), ConfigError, "2 questions and 1 answers"),
     (lambda rag: rag.evaluate("nowhere.jsonl"), FileNotFoundError, "nowhere.jsonl"),
     (lambda rag: rag.embed_passages([("t", "x")]), DataError, "passage 0 is"),
+    (lambda rag: rag.embed_passages("A town.", batch_size=-1), ConfigError, "batch_size=-1: exp"),
+    (lambda rag: rag.embed_queries(QUESTIONS, length_step=1.5), ConfigError, "length_step=1.5"),
     (lambda rag: rag.log_likelihood(QUESTIONS[0], ""), DataError, "answer 1 is ''"),
     (lambda rag: rag.ask("Who?", sample=True, seed=-1), ConfigError, "config.seed=-1"),
     (lambda rag: rag.ask(5), DataError, "questions: 5 is no text"),

@@ -41,12 +41,14 @@ def folders(tmp_path_factory, tokenizers):
     params = tiny.rag_params(model)
     plain = tiny.rag_model(retriever=retriever)
     params["bert"] = tiny.rag_params(plain, seed=3)["query_encoder"]
+    bare = {"bert": plain.retriever, "roberta": dataclasses.replace(
+        plain.retriever, model_type="roberta", max_positions=62)}
     root = tmp_path_factory.mktemp("hugging_face")
     for name, family in (("rag", "RagSequenceForGeneration"), ("question", "DPRQuestionEncoder"),
                          ("context", "DPRContextEncoder"), ("bert", "BertModel"),
-                         ("bart", "BartForConditionalGeneration")):
-        retriever = plain.retriever if name == "bert" else model.retriever
-        save(root / name, family, params, Architecture(retriever, model.generator),
+                         ("roberta", "RobertaModel"), ("bart", "BartForConditionalGeneration")):
+        save(root / name, family, params,
+             Architecture(bare.get(name, model.retriever), model.generator),
              tokenizers=tokenizers)
     return root
 
@@ -56,7 +58,7 @@ def files(folder):
             for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ["rag", "question", "context", "bert", "bart"])
+@pytest.mark.parametrize("name", ["rag", "question", "context", "bert", "roberta", "bart"])
 def test_there_and_back_gives_the_same_files(folders, tmp_path, name):
     """Weights bitwise; configuration, special tokens and tokenizers included."""
     conversion.convert(str(folders / name), str(tmp_path / "workdir"))

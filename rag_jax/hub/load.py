@@ -160,6 +160,7 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
     generation = read_json(generation_file) if generation_file.is_file() else {}
     tensors = open_tensors(folder)
     family = families.detect(config, tensors, file)
+    config["model_type"] = family.model_type  # of some checkpoints, the class alone says it
     if families.RERANKER in family.places:
         config_json.check_labels(config, file)
         vectors = sentence.Sentence(longest=sentence.longest_pair(folder))

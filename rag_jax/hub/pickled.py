@@ -48,7 +48,11 @@ class Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
-def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> Tensor:
+def _rebuild_tensor(storage: Any, offset: Any, shape: Any, strides: Any, grad: Any = None,
+                    hooks: Any = None, metadata: Any = None) -> Tensor:
+    if metadata:  # of a view
+        raise HubError("holds a tensor whose numbers are not those that are stored (negated or "
+                       "conjugated); save tensor.resolve_neg().resolve_conj()")
     sound = isinstance(storage, Storage) and type(offset) is int and all(
         type(sizes) is tuple and len(sizes) <= 8 and all(type(n) is int for n in sizes)
         for sizes in (shape, strides))

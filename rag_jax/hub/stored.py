@@ -80,6 +80,8 @@ def read_json_value(file: pathlib.Path) -> Any:
     except FileNotFoundError:
         raise HubError(f"{file}: missing; a checkpoint folder holds config.json and weights"
                        ) from None
+    except OSError as error:
+        raise HubError(f"{file}: cannot be read ({error.strerror})") from None
     except HubError:
         raise
     except (ValueError, RecursionError) as error:

@@ -185,29 +185,31 @@ class Rag:
             self.params, tokens, answerer.retrieve(self.params, tokens))["log_p"]
         return float(values[0]) if isinstance(questions, str) else values
 
-    def embed_queries(self, questions: str | Iterable[str], **changes: Any) -> np.ndarray:
+    def embed_queries(self, questions: str | Iterable[str], *, batch_size: int | None = None,
+                      length_step: int | None = None) -> np.ndarray:
         """The query encoder's vectors float32[Q, E], whose inner products search the index.
 
-        changes: as for `answerer`.
+        batch_size, length_step: as in `answering.Settings`; None = the configuration's.
         """
         self._encoder("query_encoder")
         tokens = self._tokenize(checked_texts(questions))
-        return self.answerer(**changes).embed_questions(self.params, tokens)
+        return self._embedder(batch_size, length_step).embed_questions(self.params, tokens)
 
-    def embed_passages(self, passages: Given | str | Iterable[str], **changes: Any
+    def embed_passages(self, passages: Given | str | Iterable[str], *,
+                       batch_size: int | None = None, length_step: int | None = None
                        ) -> np.ndarray:
         """The document encoder's vectors float32[N, E] of passages, or of texts without a title.
 
         Args:
           passages: as for `edit`, or texts; a string is one text.
-          **changes: as for `answerer`.
+          batch_size, length_step: as for `embed_queries`.
         """
         encoder, data = self._encoder("document_encoder"), self.config.data
         given = list(checked_passages(passages, untitled=True))
         tokenizer = self.job.prepared.retriever_tokenizer
         rows = encoder_input(tokenizer, [p.title for p in given], [p.text for p in given],
                              data.max_passage_length, encoder=self.config.model.retriever)
-        return self.answerer(**changes).embed(
+        return self._embedder(batch_size, length_step).embed(
             encoder, *pad_rows(rows, data.max_passage_length, tokenizer.pad))
 
     def swap(self, index: Path) -> None:
@@ -422,6 +424,10 @@ class Rag:
         if how and "k" in how and self.index is not None:
             check_k(job.config, self.index)
         return make_answerer(job, self.index, self.prefixes, **changes)
+
+    def _embedder(self, batch_size: int | None, length_step: int | None) -> Answerer:
+        shape = {"batch_size": batch_size, "length_step": length_step}
+        return self.answerer(**{name: n for name, n in shape.items() if n is not None})
 
     def _dev(self) -> QuestionTokens:
         """The dev questions, by which settings are chosen."""

@@ -20,6 +20,7 @@ from rag_jax.data.tokenizer_training import (
     train_bart_tokenizer,
     train_bert_tokenizer,
 )
+from rag_jax.hub import families
 from rag_jax.hub.config_json import Architecture, causal_json, special_ids
 from rag_jax.hub.load import describe, load, locate
 from rag_jax.hub.save import save
@@ -421,6 +422,9 @@ def test_a_missing_or_broken_config(tmp_path):
     (folder / "config.json").unlink()
     with pytest.raises(HubError, match=r"config\.json: missing"):
         load(folder)
+    (folder / "config.json").mkdir()
+    with pytest.raises(HubError, match=r"config\.json: cannot be read \(Is a directory\)"):
+        load(folder)
 
 
 @pytest.mark.parametrize("family", checkpoints.TOWERS)
@@ -430,6 +434,18 @@ def test_the_family_is_found_without_architectures(family, tmp_path):
     found = load(folder)
     assert found.family == ("RagModel" if family.startswith("Rag") else family)
     checkpoints.assert_equal(found.params, tree)
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "xlm-roberta", "modernbert"])
+def test_the_class_alone_says_the_architecture(model_type, tmp_path):
+    """A RoBERTa without model_type was read as a BERT, whose positions begin two rows before."""
+    encoder = dataclasses.replace(BERT, model_type=model_type)
+    family = families.BARE[model_type]
+    save(tmp_path / "out", family, params("BertModel", encoder), Architecture(encoder))
+    expected = describe(tmp_path / "out")
+    assert expected.retriever.model_type == model_type and expected.family == family
+    edit_config(tmp_path / "out", model_type=None)
+    assert describe(tmp_path / "out") == expected
 
 
 def test_old_configs_without_the_later_fields_mean_their_defaults(tmp_path):

@@ -39,8 +39,8 @@ def _global(module: str, name: str):
 class _Rebuilt:
     """Pickles as torch._utils._rebuild_tensor_v2(storage, offset, shape, strides, ...)."""
 
-    def __init__(self, storage, offset, shape, strides):
-        self.state = (storage, offset, shape, strides, False, collections.OrderedDict())
+    def __init__(self, storage, offset, shape, strides, *metadata):
+        self.state = (storage, offset, shape, strides, False, collections.OrderedDict(), *metadata)
 
     def __reduce__(self):
         return _global("torch._utils", "_rebuild_tensor_v2"), self.state
@@ -231,6 +231,9 @@ def test_other_contents_of_a_torch_file_are_named(fake_torch, tmp_path):
         open_tensors(tmp_path)
     write_zip(file, {"w": _Rebuilt(storage, 0, (1,), (1,))}, [])
     with pytest.raises(HubError, match="damaged"):
+        open_tensors(tmp_path)
+    write_zip(file, {"w": _Rebuilt(storage, 0, (1,), (1,), {"neg": True})}, [storage])
+    with pytest.raises(HubError, match="numbers are not those that are stored"):
         open_tensors(tmp_path)
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(HubError, match="(?s)pytorch_model.bin.*download it again.*weights_only"):
