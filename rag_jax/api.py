@@ -54,10 +54,10 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
       ConfigError, CheckpointError, HubError: nothing there to open, or fields that do not fit.
     """
     training.be_quiet()
+    process.take_library_products()
     if source is None:
         return _open_towers(run, step, index, config)
     path = workdirs.named("source", source).absolute()
-    process.take_library_products()
     if (answering := documents.answering(path)) != path:
         if index is None and workdirs.read_run(answering, run).retrieval.k:
             index = path / documents.INDEX

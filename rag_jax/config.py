@@ -114,7 +114,7 @@ class RagSource:
 class EncoderSource:
     """A DPR encoder."""
 
-    pretrained: str = field("", "DPR encoder to start from: " + SOURCE)
+    pretrained: str = field("", "DPR or sentence encoder to start from: " + SOURCE)
 
 
 @dataclasses.dataclass(frozen=True)

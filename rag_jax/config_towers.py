@@ -49,7 +49,8 @@ class BertConfig(TransformerConfig):
     """BERT and its relatives, and the encoders built on them; the defaults are bert-base-uncased,
     as DPR has it. Where a field is auto or none, a sentence encoder's folder decides."""
 
-    pretrained: str = field("", "BERT or workdir that both encoders start from: " + SOURCE)
+    pretrained: str = field("", "sentence encoder, BERT or its kin, or workdir, that both encoders "
+                           "start from: " + SOURCE)
     vocab_size: int = field(30522, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(512, "longest input in tokens", at_least=1)
     model_type: Literal["bert", "roberta", "xlm-roberta", "modernbert"] = field(

@@ -1,6 +1,6 @@
 """The command lines: `rag_jax NAME ...`, or `python -m rag_jax.NAME ...`.
 
-Every command is a module of this room: it parses its flags, calls `rag_jax.api` and prints.
+Every command is a module of this room: it parses its flags, calls the package and prints.
 """
 
 import gc

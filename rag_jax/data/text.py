@@ -268,12 +268,12 @@ class GeneratorFormat:
     """The generator's input: <s> title / text // question </s>.
 
     White space is normalised, a passage without a title has no " / ", and a long input loses the
-    end of its passage, never its question. `like_hugging_face` builds the string of Hugging
-    Face's RAG instead: titles lose one quotation mark at either end, double spaces are replaced
-    once, and a long input loses its right end, question first. `question_first` is
-    Fusion-in-Decoder's form, which Flan-T5 knows, too: question: Q title: T context: text </s>.
-    With `uncased_questions` a question is as the retriever's tokenizer gives it back, lower-cased
-    and cut, as in Hugging Face's RAG.
+    end of its passage; only a question that takes more than half of it is cut. `like_hugging_face`
+    builds the string of Hugging Face's RAG instead: titles lose one quotation mark at either end,
+    double spaces are replaced once, and a long input loses its right end, question first.
+    `question_first` is Fusion-in-Decoder's form, which Flan-T5 knows, too: question: Q title: T
+    context: text </s>. With `uncased_questions` a question is as the retriever's tokenizer gives it
+    back, lower-cased and cut, as in Hugging Face's RAG.
     """
 
     title_separator, question_separator = " / ", " // "

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from rag_jax.models.rag import RagModel
 from rag_jax.types import Batch
 
-# The axes of the fields of `Batch`: L, P, S, T and Q are tokens of a question, a passage, a source,
-# a target and a classifier's input, Z documents: K, and one more with a null document.
+# The axes of the fields of `Batch`. Questions and passages each have an L of their own; with a null
+# document, sources have one K more.
 AXES = {
-    "doc_mask": "BK", "question_ids": "BL", "question_mask": "BL", "source_ids": "BZS",
-    "source_mask": "BZS", "doc_embeddings": "BKE", "target_ids": "BT", "target_mask": "BT",
-    "weight": "B", "doc_ids": "BK", "doc_scores": "BK", "passage_ids": "BKP",
-    "passage_mask": "BKP", "passage_age": "BK", "decoder_ids": "BQ", "decoder_mask": "BQ",
+    "doc_mask": "BK", "question_ids": "BL", "question_mask": "BL", "source_ids": "BKS",
+    "source_mask": "BKS", "doc_embeddings": "BKE", "target_ids": "BT", "target_mask": "BT",
+    "weight": "B", "doc_ids": "BK", "doc_scores": "BK", "passage_ids": "BKL",
+    "passage_mask": "BKL", "passage_age": "BK", "decoder_ids": "BQ", "decoder_mask": "BQ",
 }
 
 
@@ -23,11 +23,26 @@ def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
     """Raises a ValueError that names the field whose shape fits the others or the model not, whose
     mask is not bool, or which is longer than the model has positions.
 
-    longest_answer: tokens of an answer that is still to be decoded.
+    longest_answer: tokens of an answer that is still to be decoded; 0 = the batch has the answers.
     """
+    if not longest_answer and (batch.target_ids is None or batch.target_mask is None):
+        raise ValueError("Batch.target_ids or target_mask is None: a likelihood is that of answers")
+    sizes = _sizes(model, batch)
+    for name in ("source_places", "target_places"):
+        places = getattr(batch, name)
+        if places is not None and (places.ndim != 2 or sizes["B"] % len(places)):
+            raise ValueError(f"Batch.{name} has shape {places.shape}: must be [G, N], where the G "
+                             f"groups divide {sizes['B']} questions")
+    _check_lengths(model, sizes, batch, longest_answer)
+
+
+def _sizes(model: RagModel, batch: Batch) -> dict[str, int]:
+    """The sizes of all axes, of which "question" and "passage" are L, and "sources" is K; raises
+    ValueError as `check`."""
+    null = model.null_document != "none"
     sizes = {"E": (model.embedding_width, "the model"),
-             "Z": (batch.doc_mask.shape[-1] + (model.null_document != "none"),
-                   "Batch.doc_mask" + " and the null document" * (model.null_document != "none"))}
+             "sources": (batch.doc_mask.shape[-1] + null,
+                         "Batch.doc_mask" + " with the null document" * null)}
     for name, axes in AXES.items():
         value = getattr(batch, name)
         if value is None:
@@ -35,13 +50,14 @@ def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
         wanted = f"Batch.{name} has shape {value.shape}: must be [{', '.join(axes)}]"
         if value.ndim != len(axes):
             raise ValueError(wanted)
+        own = {"L": name.split("_")[0], "K": "sources" if "S" in axes else "K"}
         for axis, size in zip(axes, value.shape, strict=True):
-            known, where = sizes.setdefault(axis, (size, f"Batch.{name}"))
+            known, where = sizes.setdefault(own.get(axis, axis), (size, f"Batch.{name}"))
             if size != known:
                 raise ValueError(f"{wanted} with {axis} = {known}, as {where} says")
         if name.endswith("_mask") and value.dtype != jnp.bool:
             raise ValueError(f"Batch.{name} is {value.dtype}: must be bool")
-    _check_lengths(model, {axis: size for axis, (size, _) in sizes.items()}, batch, longest_answer)
+    return {axis: size for axis, (size, _) in sizes.items()}
 
 
 def _check_lengths(model: RagModel, sizes: dict[str, int], batch: Batch, longest_answer: int
@@ -49,7 +65,7 @@ def _check_lengths(model: RagModel, sizes: dict[str, int], batch: Batch, longest
     """Raises a ValueError where something is longer than the model has positions."""
     answer = max(sizes.get("T", 0), longest_answer)
     source = sizes["S"] + (0 if batch.prefixes is None else batch.prefixes.keys.shape[-1])
-    lengths = {"question_ids": sizes["L"], "passage_ids": sizes.get("P", 0)}
+    lengths = {"question_ids": sizes["question"], "passage_ids": sizes.get("passage", 0)}
     limits = [] if model.lexical else [(lengths, model.retriever.max_positions)]
     lengths = {"source_ids": source, "target_ids": answer, "decoder_ids": sizes.get("Q", 0)}
     if model.generator.family == "causal":

@@ -213,7 +213,7 @@ class Rag:
             encoder, *pad_rows(rows, data.max_passage_length, tokenizer.pad))
 
     def swap(self, index: Path) -> None:
-        """Reads the passages of another index from now on; nothing is trained or compiled again.
+        """Reads the passages of another index from now on; nothing is trained again.
 
         Args:
           index: folder of an index, or name of one in the workdir.
@@ -242,7 +242,7 @@ class Rag:
     def edit(self, add: Path | Given = (), delete: str | Iterable[str] = (), *,
              queries: Path | Sequence[Example] | None = None, compact: bool | None = None) -> None:
         """Publishes a new version of the index, with passages deleted and added, and reads that
-        from now on. Only added passages are embedded; nothing is compiled again.
+        from now on. Only added passages are embedded.
 
         The edit starts from the folder's current version, whichever process has published it.
         Processes that have an earlier version open keep it. A killed edit changes nothing.

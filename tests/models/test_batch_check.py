@@ -24,10 +24,14 @@ def long(tokens):
     ("doc_embeddings", BATCH.doc_embeddings[..., :1], r"doc_embeddings has shape \(3, 3, 1\)"),
     ("doc_embeddings", BATCH.doc_embeddings[:1], "with B = 3, as Batch.doc_mask says"),
     ("target_mask", BATCH.target_mask[:1], "Batch.target_mask has shape"),
-    ("question_mask", BATCH.question_mask[:, :1], "with L = 6, as Batch.question_ids says"),
-    ("source_mask", BATCH.source_mask[:, 0], r"source_mask .* must be \[B, Z, S\]"),
-    ("source_ids", BATCH.source_ids[:, :2], "with Z = 3, as Batch.doc_mask says"),
+    ("question_mask", BATCH.question_mask[:, :1],
+     r"must be \[B, L\] with L = 6, as Batch.question_ids says"),
+    ("source_mask", BATCH.source_mask[:, 0], r"source_mask .* must be \[B, K, S\]"),
+    ("source_ids", BATCH.source_ids[:, :2], "with K = 3, as Batch.doc_mask says"),
     ("doc_mask", BATCH.doc_mask.astype(np.int32), "Batch.doc_mask is int32: must be bool"),
+    ("target_ids", None, "Batch.target_ids or target_mask is None"),
+    ("target_places", np.zeros((2, 4), np.int32), r"target_places has shape \(2, 4\): must be"),
+    ("source_places", np.zeros(4, np.int32), r"source_places has shape \(4,\): must be"),
 ])
 def test_a_field_that_does_not_fit_is_named(field, value, words):
     with pytest.raises(ValueError, match=words):
@@ -36,7 +40,7 @@ def test_a_field_that_does_not_fit_is_named(field, value, words):
 
 
 def test_a_null_document_is_one_more_source():
-    with pytest.raises(ValueError, match="Z = 4, as Batch.doc_mask and the null document says"):
+    with pytest.raises(ValueError, match="K = 4, as Batch.doc_mask with the null document says"):
         batch_check.check(dataclasses.replace(MODEL, null_document="bias"), BATCH)
 
 
