@@ -33,7 +33,7 @@ def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
         if places is not None and (places.ndim != 2 or sizes["B"] % len(places)):
             raise ValueError(f"Batch.{name} has shape {places.shape}: must be [G, N], where the G "
                              f"groups divide {sizes['B']} questions")
-    _check_lengths(model, sizes, batch, longest_answer)
+    _check_lengths(model, sizes, longest_answer)
 
 
 def _sizes(model: RagModel, batch: Batch) -> dict[str, int]:
@@ -60,19 +60,18 @@ def _sizes(model: RagModel, batch: Batch) -> dict[str, int]:
     return {axis: size for axis, (size, _) in sizes.items()}
 
 
-def _check_lengths(model: RagModel, sizes: dict[str, int], batch: Batch, longest_answer: int
-                   ) -> None:
+def _check_lengths(model: RagModel, sizes: dict[str, int], longest_answer: int) -> None:
     """Raises a ValueError where something is longer than the model has positions."""
-    answer = max(sizes.get("T", 0), longest_answer)
-    source = sizes["S"] + (0 if batch.prefixes is None else batch.prefixes.keys.shape[-1])
-    lengths = {"question_ids": sizes["question"], "passage_ids": sizes.get("passage", 0)}
-    limits = [] if model.lexical else [(lengths, model.retriever.max_positions)]
-    lengths = {"source_ids": source, "target_ids": answer, "decoder_ids": sizes.get("Q", 0)}
+    source, answer = sizes["S"], max(sizes.get("T", 0), longest_answer)
+    lengths = [("source_ids", source, model.generator), ("target_ids", answer, model.generator),
+               ("decoder_ids", sizes.get("Q", 0), model.generator)]
     if model.generator.family == "causal":
-        lengths = {"source_ids and the answer that continues them": source + answer}
-    limits.append((lengths, model.generator.max_positions))
-    for lengths, limit in limits:
-        for name, length in lengths.items():
-            if length > limit:
-                raise ValueError(f"Batch.{name}: {length} tokens, but the model has {limit} "
-                                 "positions (max_positions)")
+        lengths = [("source_ids and the answer that continues them", source + answer,
+                    model.generator)]
+    if not model.lexical:
+        lengths += [("question_ids", sizes["question"], model.retriever),
+                    ("passage_ids", sizes.get("passage", 0), model.retriever)]
+    for name, length, tower in lengths:
+        if length > tower.max_positions:
+            raise ValueError(f"Batch.{name}: {length} tokens, but the model has "
+                             f"{tower.max_positions} positions (max_positions)")
