@@ -112,7 +112,7 @@ class RagSource:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSource:
-    """A DPR encoder."""
+    """An encoder of one side."""
 
     pretrained: str = field("", "DPR or sentence encoder to start from: " + SOURCE)
 

@@ -18,7 +18,7 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
     resolved: the sizes of pretrained towers have been filled in, and are checked too.
     trains: its runs are to be fine-tuned; others only answer.
     """
-    problems = list(_values(config)) or list(itertools.chain(
+    problems = list(problems_of_values(config, "config.")) or list(itertools.chain(
         _texts(config), _runs(config, trains), _data(config), _towers(config, resolved),
         _stages(config)))
     if problems:
@@ -42,19 +42,19 @@ def check_prompt(config: Config) -> None:
                           "source_format=prompt, or leave the prompt out")
 
 
-def _values(config: Any, path: str = "config") -> Iterator[str]:
-    """Each value by itself: its type and its bounds."""
+def problems_of_values(config: Any, prefix: str = "") -> Iterator[str]:
+    """What is wrong with each value of a dataclass by itself: its type and its bounds, if any."""
     for f in dataclasses.fields(config):
-        value, where = getattr(config, f.name), f"{path}.{f.name}"
+        value, where = getattr(config, f.name), f"{prefix}{f.name}"
         if dataclasses.is_dataclass(f.type):
             if isinstance(value, f.type):
-                yield from _values(value, where)
+                yield from problems_of_values(value, f"{where}.")
             else:
                 yield f"{where}: a {type(value).__name__}; expected {f.type.__name__}(...)"
         elif not accepts(f.type, value):
             yield f"{where}={value!r}: expected {type_name(f.type)}"
         elif value is not None:
-            least, most = f.metadata["at_least"], f.metadata["at_most"]
+            least, most = f.metadata.get("at_least"), f.metadata.get("at_most")
             if least is not None and not value >= least:
                 yield f"{where}={value!r}: must be at least {least}"
             elif most is not None and not value <= most:

@@ -1,7 +1,6 @@
 """The settings of decoding, one frozen dataclass that is static under jit."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -9,7 +8,7 @@ import jax
 
 from rag_jax.config import DataConfig, EvalConfig
 from rag_jax.models.rag import RagModel
-from rag_jax.overrides import accepts, type_name
+from rag_jax.rules import problems_of_values
 
 Strategy = Literal["marginal", "thorough", "fast"]
 PROGRAMS = 64  # how many compiled programs, of the settings used last, are kept
@@ -73,17 +72,9 @@ class Decoding:
     memory_mib: int = _EVAL.memory_mib
 
     def __post_init__(self) -> None:
-        problems = list(self._types()) or list(self._problems())
+        problems = list(problems_of_values(self)) or list(self._problems())
         if problems:
             raise ValueError("\n".join(problems))
-
-    def _types(self) -> Iterator[str]:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not accepts(field.type, value):
-                yield f"{field.name}={value!r}: expected {type_name(field.type)}"
-            elif isinstance(value, float) and not math.isfinite(value):
-                yield f"{field.name}={value!r}: must be a finite number"
 
     def _problems(self) -> Iterator[str]:
         least = {"num_beams": 1, "max_length": 1, "min_length": 0, "no_repeat_ngram_size": 0,

@@ -44,7 +44,7 @@ def read(file: pathlib.Path) -> tuple[Tensors, Family, Architecture]:
         parts = Architecture(_contriever(tensors, next(iter(places.values())).body))
     if any(name.startswith(READER) for name in tensors):
         places["generator"] = Place(READER, READER)
-        reader = config_json.architecture(_t5(tensors), {}, "t5", file)
+        reader = config_json.architecture(_t5(tensors), {}, file)
         parts = dataclasses.replace(reader, retriever=parts.retriever)
     if not places:
         raise HubError(f"{file}: neither reader.* nor retriever.contriever.* is in it; an Atlas "

@@ -244,20 +244,20 @@ def t5_json(model_type: str, config: T5Config, ids: SpecialIds) -> dict[str, Any
             **generation_json(config, ids)}
 
 
-def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], model_type: str,
-                 file: pathlib.Path) -> Architecture:
+def architecture(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
+                 ) -> Architecture:
     """The configurations of all towers of a config.json; a generator has a start token of its own
     where that is not </s>.
 
     Args:
-      config: its content.
+      config: its content, with the model_type of one of FAMILIES.
       generation: that of generation_config.json, or {}.
-      model_type: that of one of FAMILIES.
       file: to name in messages.
 
     Raises:
       HubError: as `bert_config`, `special_ids`; a part of RAG that is no DPR, BERT or BART.
     """
+    model_type = config["model_type"]
     encoder = config if model_type in ("dpr", *BARE) else None
     given = config if model_type in GENERATORS else None
     if model_type == "rag":

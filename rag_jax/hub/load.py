@@ -166,7 +166,7 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
         vectors = sentence.Sentence(longest=sentence.longest_pair(folder))
     else:
         vectors = sentence.read(folder, config)
-    parts = config_json.architecture(config, generation, family.model_type, file)
+    parts = config_json.architecture(config, generation, file)
     if isinstance(parts.generator, T5Config) and not parts.generator.scale_output:
         tied = f"{family.places['generator'].head}lm_head.weight" not in tensors
         parts = dataclasses.replace(

@@ -20,8 +20,8 @@ AXES = {
 
 
 def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
-    """Raises a ValueError that names the field whose shape fits the others or the model not, whose
-    mask is not bool, or which is longer than the model has positions.
+    """Raises a ValueError that names a field which does not fit the others or the model: by its
+    shape, as a mask that is not bool, or with more tokens than the model has positions.
 
     longest_answer: tokens of an answer that is still to be decoded; 0 = the batch has the answers.
     """

@@ -184,8 +184,7 @@ def answers(pretrained: Pretrained, x: dict[str, np.ndarray], beams: int, length
     model, rows, forced = pretrained, batch(x), False
     if pretrained.retriever is None:  # a generator alone, about the first source
         one = rows._replace(source_ids=rows.source_ids[:, :1], source_mask=rows.source_mask[:, :1],
-                            doc_mask=rows.doc_mask[:, :1],
-                            doc_embeddings=None)
+                            doc_mask=rows.doc_mask[:, :1], doc_embeddings=None)
         rows, forced = one._replace(doc_scores=np.zeros((len(one.weight), 1), np.float32)), True
         model = dataclasses.replace(pretrained, retriever=tiny.BERT)
     run = functools.partial(
