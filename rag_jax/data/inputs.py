@@ -14,6 +14,7 @@ from typing import Any
 from rag_jax.config import Config
 from rag_jax.data.corpora import corpus_files
 from rag_jax.data.task_sources import task_files_of
+from rag_jax.data.tfds_data import directory_and_split
 from rag_jax.errors import UserError, first_of
 from rag_jax.retrieval.json_files import read_sealed
 
@@ -73,7 +74,11 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
             files = {key: _entry(path, entries.get(key))
                      for key, path in _files(name, source, data.data_dir).items()}
             named = source.startswith(("task:", "tfds:")) or files.keys() <= set(_LATER_FILES)
-            described[name] = {"source": source if named else "", "files": files}
+            if source.startswith("tfds-dir:"):
+                shown = f":{directory_and_split(source)[1]}"
+            else:
+                shown = source if named else ""
+            described[name] = {"source": shown, "files": files}
     return {"fields": fields, "inputs": described}
 
 
@@ -85,8 +90,7 @@ def _files(name: str, source: str, data_dir: str) -> dict[str, pathlib.Path]:
         return {path.name: path for path in task_files_of(source, data_dir)}
     path = pathlib.Path(source.removeprefix("kilt:"))
     if source.startswith("tfds-dir:"):
-        folder = source.removeprefix("tfds-dir:")
-        path = pathlib.Path(folder if os.path.isdir(folder) else folder.rpartition(":")[0])
+        path, _ = directory_and_split(source)
     if path.is_file():
         return {"": path}
     if name == "passages":
@@ -125,7 +129,7 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
         gone = then["files"] and not new["files"] and new is not _ABSENT
         if other:
             changed[name] = f"{name}: {first_of(other, 3)}"
-        elif then["source"] != new["source"] and not gone:
+        elif not (_is_same(then["source"], new["source"]) or gone):
             changed[name] = f"{name}: {_shown(then)} then, {_shown(new)} now"
     return changed
 
@@ -138,6 +142,13 @@ def _other_files(then: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     known = (then.keys() | new.keys()) - (set(_LATER_FILES) - then.keys())
     return sorted((new.get(key) or then[key])["path"] for key in known
                   if digests[0].get(key) != digests[1].get(key))
+
+
+def _is_same(then: str | None, new: str | None) -> bool:
+    """Whether two sources are the same; earlier records of a tfds-dir name all of it, or none."""
+    if then is not None and new is not None and new.startswith(":"):
+        return not then or then.endswith(new)
+    return then == new
 
 
 def _shown(one: Mapping[str, Any]) -> str:

@@ -40,18 +40,28 @@ def parts_of(template: str, chat: str | None, tokenizer: Tokenizer) -> Parts:
     Raises:
       DataError: not one passage and then one question, or nothing after them; or as `rendered`.
     """
+    if not _in_order(template):
+        raise DataError(f"config.data.prompt: {template!r} should have {{passage}} once, and then "
+                        "{question} once")
     text = template
     if chat is not None:
         names = {"bos_token": "", "eos_token": "", **tokenizer.config}
         text = rendered(TODAY + chat, template, ANSWER, names["bos_token"], names["eos_token"])
-    pieces, order = _FIELD.split(text), _FIELD.findall(text)
-    if order != ["{passage}", "{question}", ANSWER][: len(order)] or len(order) < 2:
-        raise DataError(f"config.data.prompt: {template!r} should have {{passage}} once, and then "
-                        "{question} once")
+        if not _in_order(text):
+            raise DataError(f"the tokenizer's chat_template does not write a user's message "
+                            f"{template!r} as it is, once, but {text!r:.300}; set "
+                            "config.data.source_format=prompt")
+    pieces = _FIELD.split(text)
     if not pieces[2].strip():
         raise DataError(f"config.data.prompt: {template!r} should end with words of its own, such "
                         "as a line with Answer:, which the answer continues")
     return Parts(*pieces)
+
+
+def _in_order(text: str) -> bool:
+    """Whether a text has a passage, then a question, and perhaps an answer, each once."""
+    order = _FIELD.findall(text)
+    return len(order) > 1 and order == ["{passage}", "{question}", ANSWER][: len(order)]
 
 
 class PromptFormat(GeneratorFormat):
@@ -65,19 +75,18 @@ class PromptFormat(GeneratorFormat):
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, parts: Parts,
                  uncased_questions: bool = False):
-        after = tokenizer.encode_written(parts.after.rstrip(" "))
         ending = tokenizer.encode_written((parts.ending or "").strip())
-        space = "" if tokenizer.begins_words else " "  # Llama 2's tokenizer writes it itself
-        # A chat's answer follows as its template has it, that of a prompt as the next word.
-        apart = parts.after[-1:] != "\n" if parts.ending is None else parts.after[-1:] == " "
-        gap = space * apart
-        super().__init__(tokenizer.answering(ending[0] if ending else tokenizer.end, gap),
+        # A template's words of an ending are none for the model: only a marker ends its answers.
+        ends = bool(ending) and (ending[0] == tokenizer.end or tokenizer.is_added(ending[0]))
+        after = parts.after
+        if parts.ending is None and not after.endswith("\n"):  # else as the chat's template has it
+            after = after.rstrip(" ") + " "  # the answer is the next word
+        after, gap = tokenizer.encode_part(after)
+        super().__init__(tokenizer.answering(ending[0] if ends else tokenizer.end, gap),
                          max_length, uncased_questions=uncased_questions)
-        self.begin, self.foot = tokenizer.encode_written(parts.before, first=True), []
-        self.room = max_length - len(self.begin)
-        between = parts.between.removesuffix(" ")
-        self._between = tokenizer.encode_written(between)
-        self._gap = space * (len(between) < len(parts.between))
+        self.begin, self._before_passage = tokenizer.encode_part(parts.before, first=True)
+        self._between, self._before_question = tokenizer.encode_part(parts.between)
+        self.room, self.foot = max_length - len(self.begin), []
         self._after, self.start = after[:-1], after[-1]
         fixed = len(self._between) + len(self._after)
         if 2 * fixed > self.room:
@@ -87,13 +96,14 @@ class PromptFormat(GeneratorFormat):
 
     def passages(self, titles: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
         """Ids of a title in a line of its own, and its text."""
-        return self.tokenizer.encode([
+        return self.tokenizer.encode_behind(self._before_passage, [
             self._head(" ".join(title.split())) + " ".join(text.split())
             for title, text in zip(titles, texts, strict=True)])
 
     def questions(self, questions: Sequence[str]) -> list[list[int]]:
         """Ids of what follows a passage, to be joined to it; at most half the input, or what
         the words before a passage leave of it."""
-        rows = self.tokenizer.encode([self._gap + " ".join(q.split()) for q in questions])
+        rows = self.tokenizer.encode_behind(
+            self._before_question, [" ".join(q.split()) for q in questions])
         room = min(self.max_length // 2, self.room) - len(self._between) - len(self._after)
         return [[*self._between, *row[:max(room, 1)], *self._after] for row in rows]

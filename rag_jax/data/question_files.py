@@ -14,6 +14,7 @@ from rag_jax.lines import is_utf8, numbered_lines
 
 # Strings with commas between them: Python would join 'a' 'b', as numpy prints lists, to one.
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_ANSWERS = re.compile(r"answers?[ _]?\d*")  # columns of a table, as its header names them
 _LIST = re.compile(rf"\[\s*(?:{_STRING}(?:\s*,\s*{_STRING})*)?\s*,?\s*\]")
 
 
@@ -227,7 +228,7 @@ def _ids(record: Record, key: str) -> tuple[str, ...]:
 
 def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a TSV file as `load_examples` describes."""
-    for where, number, (question, *fields) in _table(path):
+    for where, number, (question, *fields) in _table(path, answered=True):
         if not fields:
             raise DataError(
                 f"{where}: no tab: expected question<TAB>answers (tab separated, also in a .csv)"
@@ -245,8 +246,11 @@ def _suffix(path: str) -> str:
     return os.path.splitext(path.lower().removesuffix(".gz").removesuffix(".bz2"))[1]
 
 
-def _table(path: str) -> Iterator[tuple[str, int, list[str]]]:
-    """Yields ("FILE:LINE", line number, fields) of the questions of a table, without its header."""
+def _table(path: str, answered: bool = False) -> Iterator[tuple[str, int, list[str]]]:
+    """Yields ("FILE:LINE", line number, fields) of the questions of a table, without its header.
+
+    answered: whether the further fields are read, as answers.
+    """
     # Whether questions are the only column; the last field whose quote is still open.
     alone, before = False, ("", "")
     for row, (where, number, line) in enumerate(numbered_lines(path)):
@@ -261,7 +265,7 @@ def _table(path: str) -> Iterator[tuple[str, int, list[str]]]:
             raise DataError(f"{where}: no tab: a table's fields are separated by tabs, also in a "
                             ".csv, where a question that has commas stands in quotes")
         fields = [field.strip() for field in fields]
-        if row > 0 or not _is_header(where, fields):
+        if row > 0 or not _is_header(where, fields, answered):
             yield where, number, fields
 
 
@@ -291,7 +295,7 @@ def _names_columns(line: str) -> bool:
     return len(names) > 1 and names <= {"id", "question", "questions", "answer", "answers"}
 
 
-def _is_header(where: str, fields: list[str]) -> bool:
+def _is_header(where: str, fields: list[str], answered: bool) -> bool:
     """Whether the first line of a table names its columns, which begin with the question."""
     if {"id", "text", "title"} <= set(fields):
         raise DataError(f"{where}: the header of a file of passages: expected questions, with "
@@ -299,7 +303,12 @@ def _is_header(where: str, fields: list[str]) -> bool:
     if "question" in fields[1:] and {"id", "answers", "answer"} & set(fields):
         raise DataError(f"{where}: a header with other columns before the question: the first "
                         "has to be the question, and the others its answers; or write .jsonl")
-    return fields[0].lower() in ("question", "questions")
+    header = fields[0].lower() in ("question", "questions")
+    other = [name for name in fields[1:] if name and not _ANSWERS.fullmatch(name.lower())]
+    if header and answered and other:
+        raise DataError(f"{where}: the column {other[0]!r:.60}: all columns after the question are "
+                        "its answers: name it answer if it is one, else remove it, or write .jsonl")
+    return header
 
 
 def _listed(field: str) -> bool:

@@ -37,6 +37,13 @@ class PairForm(NamedTuple):
     second_type: int
 
 
+class Joint(NamedTuple):
+    """How a text continues another: encoded behind `text`, without the first `dropped` tokens."""
+
+    text: str = ""
+    dropped: int = 0
+
+
 class Tokenizer:
     """Token ids of plain text (no special tokens) and back, around a `tokenizers.Tokenizer`.
 
@@ -47,12 +54,12 @@ class Tokenizer:
     Attributes:
       config: the fields kept of the tokenizer_config.json: the names of special tokens, and the
         chat_template.
-      gap: the characters between a text and the answer that continues it.
+      gap: how an answer continues the text before it.
       own_end: the end token of the vocabulary; a copy for answers may have another `end`.
     """
 
     def __init__(self, backend: Any, config: Mapping[str, str] | None = None):
-        self._backend, self.config, self.gap = backend, dict(config or {}), " "
+        self._backend, self.config, self.gap = backend, dict(config or {}), Joint(" ")
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" in a text is letters, not an end
@@ -64,9 +71,9 @@ class Tokenizer:
             names = [name or end for name in names]
         if None in (names if begins else names[1:]):
             raise DataError(
-                "the tokenizer lacks a start, end, padding or mask token: found "
-                f"{names}; BART has <s> </s> <pad> <mask>, BERT [CLS] [SEP] [PAD] [MASK]"
-            )
+                f"the tokenizer lacks a start, end, padding or mask token: found {names}; BART has "
+                "<s> </s> <pad> <mask>, BERT [CLS] [SEP] [PAD] [MASK]; if it has others, name them "
+                f"in {tokenizer_file.SETTINGS}, the end as eos_token")
         self.end, self.pad, self.mask = map(backend.token_to_id, names[1:])
         self.own_end = self.end
         self.start = backend.token_to_id(names[0]) if begins else None
@@ -90,9 +97,13 @@ class Tokenizer:
         path = pathlib.Path(source)
         file = path / "tokenizer.json" if path.is_dir() else path
         if file.is_file():
-            loaded = cls(tokenizer_file.read(file), tokenizer_file.settings(file.parent))
+            parts = tokenizer_file.read(file), tokenizer_file.settings(file.parent)
         else:
-            loaded = cls(*tokenizer_file.by_transformers(source))
+            parts = tokenizer_file.by_transformers(source)
+        try:
+            loaded = cls(*parts)
+        except DataError as error:
+            raise DataError(f"{source}: {error}") from None
         if 0 < rows <= loaded.pad:
             loaded.pad = loaded.end
         return loaded
@@ -141,26 +152,59 @@ class Tokenizer:
         return PairForm(pair.ids[: first[0]], between, pair.ids[second[-1] + 1 :],
                         pair.type_ids[second[0]]) if between else None
 
+    def is_added(self, token_id: int) -> bool:
+        """Whether a token was added to the vocabulary, as those are that no text becomes."""
+        return token_id in self._backend.get_added_tokens_decoder()
+
+    def encode_behind(self, joint: Joint, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts that continue another."""
+        return [row[joint.dropped :] for row in self.encode([joint.text + text for text in texts])]
+
     def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text as the continuation of another."""
-        return self.encode([self.gap + text for text in texts])
+        return self.encode_behind(self.gap, texts)
+
+    def encode_within(self, text: str) -> list[int]:
+        """Ids of a text that continues any other, without the space that tokenizers may put before
+        a text that stands alone."""
+        for before in (".", "a"):  # with one of them the text may merge into a single token
+            begun, whole = self.encode([before, before + text])
+            if whole[: len(begun)] == begun and len(whole) > len(begun):
+                return whole[len(begun) :]
+        return self.encode([text])[0]
 
     def encode_written(self, text: str, first: bool = False) -> list[int]:
-        """Ids of a text in which the names of special tokens are these tokens.
+        """Ids of a part of a prompt, in which the names of special tokens are these tokens.
 
-        first: also with the tokens that the tokenizer puts before a text.
+        first: with the tokens that the tokenizer puts before a text; else it continues another.
         """
         self._backend.encode_special_tokens = False
         try:
-            ids = self._backend.encode(text, add_special_tokens=False).ids
-            before = self._backend.encode("").ids if first else []
+            if not first:
+                return self.encode_within(text)
+            ids, = self.encode([text])
         finally:
             self._backend.encode_special_tokens = True
-        begun = [i for i in before if i != self.end]
+        letter = self._backend.encode("a")
+        begun = letter.ids[: letter.sequence_ids.index(0)] if self._letter else []
         return ids if ids[: len(begun)] == begun else [*begun, *ids]
 
-    def answering(self, end: int, gap: str) -> "Tokenizer":
-        """A copy for answers that end with this token and follow this gap."""
+    def encode_part(self, text: str, first: bool = False) -> tuple[list[int], Joint]:
+        """Ids of a part of a prompt, as `encode_written`, and how texts that come after it continue
+        it: so that both together are the ids of the whole. A space at its end is theirs."""
+        anchored = Joint("\n", len(self.encode(["\n"])[0]))
+        ways = [(text, Joint()), (text, anchored)]
+        if text.endswith(" "):  # which Llama 2's tokenizer writes itself
+            ways = [(text[:-1], Joint("" if self.begins_words else " "))]
+        whole = self.encode_written(text + "a", first)
+        for part, joint in ways:
+            ids = self.encode_written(part, first)
+            if [*ids, *self.encode_behind(joint, ["a"])[0]] == whole:
+                return ids, joint
+        return self.encode_written(ways[0][0], first), ways[0][1]
+
+    def answering(self, end: int, gap: Joint) -> "Tokenizer":
+        """A copy for answers that end with this token and so continue the text before them."""
         other = copy.copy(self)
         other.end, other.gap = end, gap
         return other

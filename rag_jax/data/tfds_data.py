@@ -151,15 +151,23 @@ def load_tfds(source: str, data_dir: str) -> list[Example]:
 
 def load_tfds_directory(source: str) -> list[Example]:
     """Reads a `tfds-dir:` source, as `question_sources.load_examples` says."""
-    match = _TFDS_DIRECTORY.fullmatch(source.removeprefix("tfds-dir:"))
-    if match is None or not (Path(match["directory"]) / "dataset_info.json").is_file():
+    directory, split = directory_and_split(source)
+    if not (directory / "dataset_info.json").is_file():
         raise FileNotFoundError(
             f"{source}: no prepared TFDS data set there (no dataset_info.json): expected "
             "tfds-dir:DIRECTORY[:SPLIT] with a directory written by prepare_dataset"
         )
-    _check_features(Path(match["directory"]) / "features.json")
-    builder = _import_tfds().builder_from_directory(match["directory"])
-    return _read_tfds(source, builder, match["split"] or "train")
+    _check_features(directory / "features.json")
+    builder = _import_tfds().builder_from_directory(str(directory))
+    return _read_tfds(source, builder, split)
+
+
+def directory_and_split(source: str) -> tuple[Path, str]:
+    """The two parts of a `tfds-dir:` source; the split is train where none is named."""
+    match = _TFDS_DIRECTORY.fullmatch(source.removeprefix("tfds-dir:"))
+    if match is None:
+        raise DataError(f"{source}: expected tfds-dir:DIRECTORY[:SPLIT]")
+    return Path(match["directory"]), match["split"] or "train"
 
 
 def _check_features(file: Path) -> None:
@@ -178,10 +186,17 @@ def _check_features(file: Path) -> None:
 
 def _read_tfds(source: str, builder: Any, split: str) -> list[Example]:
     """Reads one split of a prepared builder, batch by batch."""
-    if split.split("[")[0] not in builder.info.splits:
-        raise DataError(
-            f"{source}: no split {split!r}: it has {', '.join(sorted(builder.info.splits))}"
-        )
+    splits, whole = builder.info.splits, split.partition("[")[0]
+    if whole not in splits:
+        raise DataError(f"{source}: no split {split!r}: it has {', '.join(sorted(splits))}")
+    try:
+        count = splits[split].num_examples
+    except ValueError:  # no slice, or one beyond the examples
+        count = 0
+    if not count:
+        raise DataError(f"{source}: no examples in {split!r}: {whole} has "
+                        f"{splits[whole].num_examples}; expected a part of them such as "
+                        f"{whole}[:10%] or {whole}[10:20]")
     try:
         rows = builder.as_data_source(split=split)
         return collect(source, _tfds_rows(source, rows))

@@ -18,10 +18,13 @@ LARGEST_PART = 8 * MOST_TEXT  # bytes of XML
 _ENCRYPTED = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # an OLE file, which old .doc files are, too
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _STRICT = "{http://purl.oclc.org/ooxml/wordprocessingml/main}"
+_M = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
+_STRICT_M = "{http://purl.oclc.org/ooxml/officeDocument/math}"
 _LEFT_OUT = {f"{space}{name}" for space in (_W, _STRICT) for name in ("del", "moveFrom")} | {
     "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"}
 _HEADING = re.compile(r"(?:heading|title|subtitle) ?([1-9]?)", re.I)
 _MARKS = {f"{_W}tab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n", f"{_W}noBreakHyphen": "-"}
+_IN_EQUATIONS = {f"{_M}den": "/", f"{_M}sup": "^", f"{_M}sub": "_"}  # written before a part of one
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 
 
@@ -75,11 +78,11 @@ def _part(archive: zipfile.ZipFile, name: str) -> ElementTree.Element | None:
 
 
 def _plain(root: ElementTree.Element) -> ElementTree.Element:
-    """Replaces the namespace of strict Open XML by the usual one, and removes deleted or repeated
+    """Replaces the namespaces of strict Open XML by the usual ones, and removes deleted or repeated
     text."""
     for element in root.iter():
         if isinstance(element.tag, str):
-            element.tag = element.tag.replace(_STRICT, _W)
+            element.tag = element.tag.replace(_STRICT, _W).replace(_STRICT_M, _M)
         for child in list(element):
             if child.tag in _LEFT_OUT:
                 element.remove(child)
@@ -141,11 +144,12 @@ def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: b
     for child in element:
         if child.tag == f"{_W}r" and _is_hidden(child, styles, hidden):
             continue
-        if child.tag == f"{_W}t":
+        if child.tag in (f"{_W}t", f"{_M}t"):
             yield child.text or ""
         elif child.tag in _MARKS:
             yield _MARKS[child.tag]
         elif child.tag != f"{_W}p":
+            yield _IN_EQUATIONS.get(child.tag, "")
             yield from _texts(child, styles, hidden)
 
 

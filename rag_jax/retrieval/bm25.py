@@ -43,13 +43,15 @@ _CJK_RUN = re.compile(f"(?:{_CJK_CHARACTER})+")
 # The space and the non-joiner of zero width do end one, in Khmer and Persian.
 _HIDDEN = re.compile("[\u00ad\u061c\u200d-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
 _WIDE = re.compile("[\uff01-\uff9f]+")  # full-width letters and half-width katakana
+# Characters that stand for several letters, as ﬁ, or for a letter's form in print, as in Arabic.
+_FORMS = re.compile("[\ufb00-\ufb17\ufb50-\ufdff\ufe70-\ufefc]+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Bm25Settings:
     """How words are counted, in an index and in the questions to it.
 
-    The last three are False only for an index from before they existed.
+    The last four are False only for an index from before they existed.
 
     Attributes:
         k1: saturation: with a small one, further occurrences of a word count less; from 0 on.
@@ -62,6 +64,8 @@ class Bm25Settings:
             half-width forms are normalized, and Turkish is lower-cased as Turkish. False: words end
             at their marks, and those of Hindi or Thai are hardly found.
         drops_hidden: soft hyphens and the like are removed from words. False: they end a word.
+        parts_ligatures: the letters of ligatures count, as in text copied from a PDF, and those of
+            Arabic whatever their form. False: ligatures and forms are letters of their own.
     """
 
     k1: float = 0.9
@@ -70,6 +74,7 @@ class Bm25Settings:
     parts_cjk: bool = True
     keeps_marks: bool = True
     drops_hidden: bool = True
+    parts_ligatures: bool = True
 
     def __post_init__(self):
         numbers = all(isinstance(x, int | float) for x in (self.k1, self.b))
@@ -109,7 +114,8 @@ class Bm25Settings:
             settings = cls(record["k1"], record["b"], record["stemmer"] or "none",
                            manifest.get("parts_cjk") is True,
                            manifest.get("keeps_marks") is True,
-                           manifest.get("drops_hidden") is True)
+                           manifest.get("drops_hidden") is True,
+                           manifest.get("parts_ligatures") is True)
             same = settings.record == record
         except (TypeError, KeyError) as error:
             raise RetrievalError(f"{path}: manifest.json has the settings {record!r:.80}, which "
@@ -145,6 +151,8 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
     pattern = r"(?u)\b\w\w+\b"
     if settings.drops_hidden:
         texts = (_HIDDEN.sub("", text) for text in texts)
+    if settings.parts_ligatures:
+        texts = (_FORMS.sub(_plain, text) for text in texts)
     if settings.keeps_marks:
         pattern = rf"\w[\w{marks()}]+"
         texts = (_WIDE.sub(_plain, unicodedata.normalize("NFC", text)) for text in texts)
@@ -297,7 +305,8 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         publish_index(content, out, {
             **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
             "parts_cjk": settings.parts_cjk, "keeps_marks": settings.keeps_marks,
-            "drops_hidden": settings.drops_hidden, "versions": versions})
+            "drops_hidden": settings.drops_hidden, "parts_ligatures": settings.parts_ligatures,
+            "versions": versions})
     return Bm25Index.open(out)
 
 

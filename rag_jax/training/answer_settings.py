@@ -57,16 +57,10 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
 
     def inside(text: str) -> tuple[int, ...]:
         """The text as a later word, where an answer's first word has no space before it (chats)."""
-        return ids(text) if tokenizer.begins_words else tuple(tokenizer.encode([f" {text}"])[0])
+        return tuple(tokenizer.encode([text if tokenizer.begins_words else f" {text}"])[0])
 
     def within(text: str) -> tuple[int, ...]:
-        """The text as the continuation of another, without the space that tokenizers may put
-        before a text that stands alone."""
-        for before in (".", "a"):  # with one of them the text may merge into a single token
-            begun, whole = tokenizer.encode([before, before + text])
-            if whole[: len(begun)] == begun and len(whole) > len(begun):
-                return tuple(whole[len(begun):])
-        return ids(text)
+        return tuple(tokenizer.encode_within(text))
 
     try:
         if config.eval.forced_bos and tokenizer.start is None:

@@ -13,7 +13,7 @@ from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher, input
 from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input
+from rag_jax.data.text import GeneratorFormat, Joint, Tokenizer, encoder_input
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.data.warmup_batches import (
     DenoisingBatcher,
@@ -152,8 +152,8 @@ def test_an_answer_is_tokenized_as_inside_a_text(made):
     questions, _, _, bert = made
 
     class Plain:
-        start, end, gap = None, 2, " "
-        encode_answers = Tokenizer.encode_answers
+        start, end, gap = None, 2, Joint(" ")
+        encode_answers, encode_behind = Tokenizer.encode_answers, Tokenizer.encode_behind
 
         def encode(self, texts):
             return [[ord(c) for c in text] for text in texts]

@@ -444,6 +444,31 @@ def test_a_sentencepiece_model_is_compared_where_the_record_has_it(tmp_path, oth
     assert "spiece.model" in preparing.inputs.differences(now, record(now))["generator_tokenizer"]
 
 
+@pytest.mark.parametrize("split", ["train", "train[:50%]"])
+def test_a_tfds_folder_is_compared_by_its_files_and_its_split(tmp_path, split):
+    """Of a slice no file was recorded, and of other splits nothing: others went unnoticed."""
+    def record(split=split):
+        return preparing.inputs.describe(
+            replace(Config(), {"data.passages": str(tmp_path / "p.tsv"),
+                               "data.train": f"tfds-dir:{tmp_path / 'made'}:{split}"}), {})
+
+    def changes(then):
+        return {*preparing.inputs.differences(then, record())} - {"passages"}
+
+    (tmp_path / "p.tsv").write_text("id\ttext\ttitle\n1\tLima\tPeru\n")
+    examples = [Example(str(i), f"{i}?", ("a",)) for i in range(4)]
+    tfds_data.prepare_dataset("made", {"train": examples, "dev": examples[:2]}, tmp_path / "made")
+    before = record()
+    assert changes(before) == set()
+    assert changes(record("dev")) == changes(record("train[:20%]")) == {"train"}
+    for earlier in ({"source": ""}, {"source": f"tfds-dir:/elsewhere:{split}", "files": {}}):
+        said = {**before["inputs"], "train": {**before["inputs"]["train"], **earlier}}
+        assert changes({**before, "inputs": said}) == set(), "an earlier version's"
+    tfds_data.prepare_dataset("made", {"train": examples[::-1], "dev": examples[:2]},
+                              tmp_path / "made")
+    assert changes(before) == {"train"}
+
+
 def test_a_file_that_changes_while_it_is_read_is_no_input(tmp_path, monkeypatch):
     """The store would be of one version and the record of another."""
     config = own_config(tmp_path)

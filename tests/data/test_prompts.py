@@ -4,12 +4,13 @@ import json
 
 import pytest
 import tokenizers
-from tokenizers import AddedToken, models, normalizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import tokenizer_file
+from rag_jax.data.chat import rendered
 from rag_jax.data.prepared import generator_format
-from rag_jax.data.prompts import PromptFormat, parts_of
+from rag_jax.data.prompts import TEMPLATES, PromptFormat, parts_of
 from rag_jax.data.text import Tokenizer
 from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.errors import DataError
@@ -67,14 +68,17 @@ def test_an_exported_tokenizer_still_knows_how_a_chat_is_written(folder, tmp_pat
     assert Tokenizer.load(out).config["chat_template"] == CHAT
 
 
-@pytest.mark.parametrize("form,template,expected,start,end", [
-    ("prompt", "", "Peru\nLima is there.\n\nQuestion: Which city?\nAnswer", ":", "<|endoftext|>"),
-    ("prompt", "Read: {passage}\nQ {question}\nA", "Read: Peru\nLima is there.\nQ Which city?",
-     "\nA", "<|endoftext|>"),
+@pytest.mark.parametrize("form,template,expected,answer,end", [
+    ("prompt", "", "Peru\nLima is there.\n\nQuestion: Which city?\nAnswer:", " Lima",
+     "<|endoftext|>"),
+    ("prompt", "Read: {passage}\nQ {question}\nA", "Read: Peru\nLima is there.\nQ Which city?\nA",
+     " Lima", "<|endoftext|>"),
+    ("prompt", "{passage}\nQ {question}\nA:\n", "Peru\nLima is there.\nQ Which city?\nA:\n",
+     "Lima", "<|endoftext|>"),
     ("chat", "{passage}\n{question}", "<|im_start|>user\nPeru\nLima is there.\nWhich city?"
-     "<|im_end|>\n<|im_start|>assistant", "\n", "<|im_end|>"),
+     "<|im_end|>\n<|im_start|>assistant\n", "Lima", "<|im_end|>"),
 ])
-def test_a_prompt_is_its_text_and_the_answer_continues_it(folder, form, template, expected, start,
+def test_a_prompt_is_its_text_and_the_answer_continues_it(folder, form, template, expected, answer,
                                                           end):
     """The last token is the decoder's first input: left in the source, too, it would come twice."""
     config = replace(Config(), {"data.source_format": form, "data.prompt": template})
@@ -82,25 +86,93 @@ def test_a_prompt_is_its_text_and_the_answer_continues_it(folder, form, template
     passage, = layout.passages(["Peru"], ["Lima is  there."])
     question, = layout.questions(["Which  city?"])
     ids = layout.join(passage, question)
-    pieces = layout.tokenizer._backend.decode(ids, skip_special_tokens=False)
-    after = layout.tokenizer._backend.decode([*ids, layout.start], skip_special_tokens=False)
-    assert after == pieces + layout.tokenizer.piece(layout.start)
-    assert after.replace(" ", "").startswith(expected.replace(" ", ""))
-    assert after.endswith(start[-1]) and len(after) <= len(expected) + len(start) + 6
+    ids += [layout.start, *layout.tokenizer.encode_answers(["Lima"])[0]]
+    assert ids == layout.tokenizer.encode_written(expected + answer, first=True)
     assert layout.tokenizer.piece(layout.tokenizer.end) == end
     assert layout.tokenizer.piece(layout.tokenizer.own_end) == "<|endoftext|>"
-    assert layout.tokenizer.gap == ("" if form == "chat" else " ")
 
 
-@pytest.mark.parametrize("before, gap", [("", ""), ("{{ ' ' }}", " "), ("{{ '\n' }}", "")])
-def test_the_answer_of_a_chat_follows_as_its_template_writes_it(folder, before, gap):
+@pytest.mark.parametrize("before", ["", " ", "\n"])
+def test_the_answer_of_a_chat_follows_as_its_template_writes_it(folder, before):
     """DeepSeek-R1's distilled models answer right behind a marker: a space before the answer made
     its first token another one."""
-    chat = ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}<|im_start|>" + before +
-            "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}")
+    chat = ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}<|im_start|>{{ '" +
+            before.replace("\n", "\\n") +
+            "' }}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}")
     tokenizer = Tokenizer.load(folder)
-    parts = parts_of("{passage}\n{question}", chat, tokenizer)
-    assert PromptFormat(tokenizer, 64, parts).tokenizer.gap == gap
+    layout = PromptFormat(tokenizer, 64, parts_of("{passage}\n{question}", chat, tokenizer))
+    answer, = layout.tokenizer.encode_answers(["Lima"])
+    whole = tokenizer.encode_written("city?<|im_start|>" + before + "Lima")
+    assert [*layout._after, layout.start, *answer] == whole[-len(answer) - 1 - len(layout._after):]
+
+
+ZEPHYR = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+LLAMA = ("{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+         "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}")
+MISTRAL = LLAMA.replace("{% else %} {{", "{% else %}{{")
+
+
+@pytest.mark.parametrize("form, chat", [
+    ("prompt", None), ("chat", ZEPHYR), ("chat", LLAMA), ("chat", MISTRAL), ("chat", CHAT)])
+@pytest.mark.parametrize("scheme", ["prepended", "always", "first"])
+def test_the_tokens_of_a_prompt_are_those_of_its_whole_text(form, chat, scheme):
+    """Llama 2's, TinyLlama's and Mistral's tokenizers put a space before a text: before each part,
+    the model read "▁" before "\\n" and two before a passage, and "▁Lima" was scored where its
+    answers begin with "L"."""
+    pieces = ["▁", *(chr(i) for i in range(33, 127)), "\n", "▁L", "im", "▁P", "er", "▁A", "Qu"]
+    backend = tokenizers.Tokenizer(models.BPE(
+        vocab={t: i for i, t in enumerate(["<unk>", *pieces])}, unk_token="<unk>",
+        merges=[("▁", "L"), ("i", "m"), ("▁", "P"), ("e", "r"), ("▁", "A"), ("Q", "u")]))
+    if scheme == "prepended":
+        backend.normalizer = normalizers.Sequence([
+            normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.add_special_tokens(["<s>", "</s>", *MARKS[:2]])
+    tokenizer = Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>",
+                                    **({"chat_template": chat} if chat else {})})
+    layout = generator_format(replace(Config(), {"data.source_format": form}), tokenizer)
+    passage, = layout.passages(["Peru"], ["Lima is the capital of Peru."])
+    question, = layout.questions(["Lima or Quito?"])
+    answer, = layout.tokenizer.encode_answers(["Lima"])
+    text = TEMPLATES[form].replace("{passage}", "Peru\nLima is the capital of Peru.").replace(
+        "{question}", "Lima or Quito?")
+    whole = f"{text} Lima" if chat is None else rendered(chat, text, "Lima", "<s>", "</s>")
+    backend.encode_special_tokens = False
+    expected = backend.encode(whole).ids
+    joined = [*layout.join(passage, question), layout.start, *answer]
+    assert joined == expected[: len(joined)]
+    assert layout.tokenizer.end == backend.token_to_id("<|im_end|>" if chat is CHAT else "</s>")
+
+
+@pytest.mark.parametrize("ending", ["<|end|>", " [END]", "\nHuman:"])
+def test_only_a_marker_of_the_vocabulary_ends_the_answers_of_a_chat(folder, ending):
+    """ChatML on a tokenizer without its <|im_end|>: "<" or " " ended every answer."""
+    chat = "{% for m in messages %}{{ m.role }}: {{ m.content }}" + ending + "\n{% endfor %}"
+    tokenizer = Tokenizer.load(folder)
+    layout = PromptFormat(tokenizer, 64, parts_of("{passage}\n{question}", chat, tokenizer))
+    assert layout.tokenizer.end == tokenizer.end
+
+
+@pytest.mark.parametrize("chat", [
+    "hello", "{{ messages[0].content[:20] }}", "{{ messages[0].content|upper }}",
+    "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"])
+def test_a_chat_template_that_changes_messages_is_named(folder, chat):
+    """The error blamed config.data.prompt, which nobody had set."""
+    with pytest.raises(DataError, match="the tokenizer's chat_template does not write"):
+        parts_of(TEMPLATES["chat"], chat, Tokenizer.load(folder))
+
+
+def test_a_start_that_is_also_the_end_stands_before_a_prompt(tmp_path):
+    """OPT's <s> is </s>: its prompts began without it."""
+    tokenizer = train_bart_tokenizer(TEXTS, 320)
+    end = tokenizer.end
+    tokenizer._backend.post_processor = processors.TemplateProcessing(
+        single="</s> $A", special_tokens=[("</s>", end)])
+    both = Tokenizer(tokenizer._backend, {"bos_token": "</s>", "eos_token": "</s>"})
+    assert both.encode_written("Peru", first=True) == both._backend.encode("Peru").ids
+    assert both.encode_written("Peru", first=True)[0] == end
 
 
 def test_a_chat_template_that_asks_for_the_day_gives_the_same_prompt_every_day(folder):

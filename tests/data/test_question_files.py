@@ -146,6 +146,17 @@ def test_tsv_forms(tmp_path):
         assert read_asked(path) == [("2", "who")]
 
 
+def test_a_column_that_is_no_answer_is_refused_and_not_an_answer(tmp_path):
+    """Of question, answer and category, every category was an accepted answer."""
+    for header, column in (("question\tanswer\tcategory", "category"), ("Question\tid", "id")):
+        path = write(tmp_path / "q.tsv", f"{header}\nWho?\tAna\tx\n")
+        with pytest.raises(DataError, match=rf"q\.tsv:1: the column '{column}': all columns after"):
+            load_examples(path)
+        assert read_asked(path) == [("2", "Who?")], "no answers are read"
+    padded = write(tmp_path / "q.tsv", "question\tanswer_1\tAnswer 2\t\nWho?\tAna\tEva\t\n")
+    assert load_examples(padded) == [Example("2", "Who?", ("Ana", "Eva"))]
+
+
 def test_a_table_may_fill_short_rows_up_with_empty_fields(tmp_path):
     """So a spreadsheet writes questions with few answers, and no cell of it can be removed."""
     path = write(tmp_path / "q.tsv", 'who\tLima\tQuito\nwhere\tPeru\t\nwhat\t["a", "b"]\t\t\n')

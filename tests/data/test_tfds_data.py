@@ -119,6 +119,14 @@ def test_errors_of_prepared_directories(tmp_path):
     assert "prepare it again" in message_of(f"tfds-dir:{directory}:train")
 
 
+@pytest.mark.parametrize("part", ["[:foo]", "[:200%]", "[99:]", "[1:1]", "[]", "[0]"])
+def test_a_part_of_a_split_without_examples_is_no_damage(tmp_path, part):
+    """The error said to prepare the data set again."""
+    prepare_dataset("world", {"train": EXAMPLES}, tmp_path / "world")
+    error = message_of(f"tfds-dir:{tmp_path / 'world'}:train{part}")
+    assert f"no examples in 'train{part}': train has {len(EXAMPLES)}; expected a part" in error
+
+
 def test_unknown_tfds_names_list_near_ones(tmp_path):
     error = message_of("tfds:natural_question_open", data_dir=str(tmp_path))
     assert "natural_questions_open" in error

@@ -389,6 +389,21 @@ def test_a_text_box_is_read_once():
     assert of("a.docx", docx(body)).text.split() == ["outer", "boxed"]
 
 
+@pytest.mark.parametrize("space", [
+    "http://schemas.openxmlformats.org/officeDocument/2006/math",
+    "http://purl.oclc.org/ooxml/officeDocument/math"])
+def test_the_equations_of_a_docx_are_read(space):
+    """They were left out: "the pressure is ." """
+    def run(text):
+        return f"<m:r><m:t>{text}</m:t></m:r>"
+
+    part = (f"<m:f><m:num>{run('1')}</m:num><m:den>{run('2')}</m:den></m:f><m:sSup><m:e>{run('m')}"
+            f"</m:e><m:sup>{run('2')}</m:sup></m:sSup>")
+    body = (f'<w:p xmlns:m="{space}"><w:r><w:t>It is </w:t></w:r><m:oMath>{run("p=")}{part}'
+            "</m:oMath><w:r><w:t> bar.</w:t></w:r></w:p>")
+    assert of("a.docx", docx(body)).text == "It is p=1/2m^2 bar.\n\n"
+
+
 BOMB = f'<w:document xmlns:w="{W}"><w:body>' + "<w:p/>" * 30_000 + "</w:body></w:document>"
 LAUGHS = ('<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>' + BOMB)
 

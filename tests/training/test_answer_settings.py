@@ -4,7 +4,7 @@ import pytest
 import tiny
 
 from rag_jax.config import EVAL_PRESETS, Config, ConfigError
-from rag_jax.data.text import Tokenizer
+from rag_jax.data.text import Joint, Tokenizer
 from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.decoding.settings import Decoding
 from rag_jax.overrides import replace
@@ -49,7 +49,7 @@ def test_a_bad_word_is_one_wherever_it_stands_in_an_answer_without_a_space_befor
         special_tokens=["<s>", "</s>", "<pad>", "<mask>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
     chat = Tokenizer(backend)
-    chat = chat.answering(chat.end, "")
+    chat = chat.answering(chat.end, Joint())
     found = decoding_settings(replace(Config(), {"eval.bad_words": ("Lima",)}), chat)
     assert [*map(chat.piece, found.bad_words[0])] == ["Lima"]
     assert [*map(chat.piece, found.bad_words[1])] == [" Lima"] and len(found.bad_words) == 2
