@@ -1,6 +1,5 @@
 """`python -m rag_jax.compile_report`."""
 
-if __name__ == "__main__":
-    from rag_jax import cli
+from rag_jax import cli
 
-    cli.run("compile_report")
+cli.enter(__name__, __spec__.name)

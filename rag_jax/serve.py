@@ -1,6 +1,5 @@
 """`python -m rag_jax.serve`."""
 
-if __name__ == "__main__":
-    from rag_jax import cli
+from rag_jax import cli
 
-    cli.run("serve")
+cli.enter(__name__, __spec__.name)

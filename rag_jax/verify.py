@@ -1,6 +1,5 @@
 """`python -m rag_jax.verify`."""
 
-if __name__ == "__main__":
-    from rag_jax import cli
+from rag_jax import cli
 
-    cli.run("verify")
+cli.enter(__name__, __spec__.name)

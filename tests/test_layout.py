@@ -133,6 +133,7 @@ def commands() -> set[str]:
     """Modules that `python -m` runs, and those of the room cli that have a `main`."""
     return {name for name, tree in trees().items() if any(
         isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+        or ast.unparse(node).startswith("cli.enter(__name__")
         or name.startswith("rag_jax.cli") and getattr(node, "name", "") == "main"
         for node in tree.body)}
 

@@ -11,6 +11,8 @@ import pathlib
 import platform
 import sys
 
+import rag_jax
+
 COMMANDS = {
     "ingest": "index the documents of a folder for questions",
     "train": "train a model on the questions and passages of a configuration",
@@ -23,6 +25,21 @@ COMMANDS = {
     "compile_report": "compile for devices that this machine lacks, and say what fits",
     "verify": "compare the files of a workdir or an index with their digests",
 }
+
+
+def enter(name: str, module: str) -> None:
+    """What a module rag_jax.NAME does: run by `python -m`, it is the command NAME; imported, the
+    function of that name in `rag_jax`, if there is one.
+
+    Args:
+      name: its `__name__`.
+      module: its full name.
+    """
+    command = module.rpartition(".")[2]
+    if name == "__main__":
+        run(command)
+    elif name == module and command in rag_jax.__all__:
+        sys.modules[module] = getattr(rag_jax, command)
 
 
 def run(name: str, argv: list[str] | None = None) -> None:

@@ -11,6 +11,7 @@ score among all that a search has dropped is a bound on every answer that it has
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -87,18 +88,6 @@ class BeamState(NamedTuple):
     carry: Any  # the state of `Recursion.step`, in the order of the live hypotheses
 
 
-class Candidates(NamedTuple):
-    """The 2M best continuations of the live hypotheses by one token."""
-
-    grown: Hypotheses  # 2M of each search
-    origin: jax.Array  # int32[R, 2M], the live hypothesis that each continues
-    ends: jax.Array  # bool[R, 2M], whether the new token is end_id
-    totals: jax.Array  # float32[R, M, V], the scores of all continuations
-    beyond: jax.Array  # float32[R], the best score of a continuation that is not among the 2M
-    broken: jax.Array  # bool[R], whether the model returned a NaN
-    carry: Any
-
-
 def gather_beams(tree: Any, beams: jax.Array) -> Any:
     """Selects hypotheses: leaves [R, M, ...] and beams int32[R, m] -> leaves [R, m, ...]."""
     return jax.tree.map(
@@ -158,11 +147,8 @@ def advance(recursion: Recursion, settings: Decoding, ids: TokenIds, state: Beam
     def running(state: BeamState) -> jax.Array:
         return (state.position < until) & ~state.stopped.all()
 
-    def grow(state: BeamState) -> BeamState:
-        return _keep_best(state, _candidates(recursion, settings, ids, state), settings,
-                          recursion.reorder, ids.end)
-
-    return jax.lax.while_loop(running, grow, state)
+    return jax.lax.while_loop(
+        running, functools.partial(_grown, recursion, settings, ids), state)
 
 
 def best_beams(end: BeamState) -> Beams:
@@ -192,10 +178,11 @@ def first_state(recursion: Recursion, settings: Decoding, pad_id: int) -> BeamSt
                      jnp.zeros(searches, bool), nothing[:, 0], recursion.carry)
 
 
-def _candidates(recursion: Recursion, settings: Decoding, ids: TokenIds, state: BeamState
-                ) -> Candidates:
-    """The best continuations of the live hypotheses, by one step of the model."""
-    position, live = state.position, state.live
+def _grown(recursion: Recursion, settings: Decoding, ids: TokenIds, state: BeamState
+           ) -> BeamState:
+    """The next state, by one step of the model: the M best finished and live hypotheses among the
+    2M best continuations by one token, and the bound on all others."""
+    position, live, length = state.position, state.live, settings.max_length
     last = jnp.where(position == 0, ids.start, live.tokens[:, :, jnp.maximum(position - 1, 0)])
     doc_log_p_RKMV, carry = recursion.step(last, position, state.carry)
     log_p_RMV = marginal.mixture(recursion.weigh(live.doc_log_p.sum(axis=2)), doc_log_p_RKMV)
@@ -207,7 +194,7 @@ def _candidates(recursion: Recursion, settings: Decoding, ids: TokenIds, state: 
     # Each of M live hypotheses has one continuation that ends, so M of 2M candidates do not end.
     scores, flat = best_of_many(totals_RMV, 2 * beams + 1)
     beyond, scores, flat = scores[:, -1], scores[:, :-1], flat[:, :-1]  # -> [R, 2M]
-    origin, tokens = flat // vocab, flat % vocab
+    origin, tokens = flat // vocab, flat % vocab  # of each, the live hypothesis and the new token
     grown = gather_beams(live, origin)
     rows = jnp.arange(searches)[:, None]
     grown = Hypotheses(
@@ -215,36 +202,29 @@ def _candidates(recursion: Recursion, settings: Decoding, ids: TokenIds, state: 
         scores, _rank(scores, position + 1, settings),
         grown.doc_log_p.at[:, :, position].set(
             doc_log_p_RKMV[rows, :, origin, tokens]))  # [R, 2M, K]
-    return Candidates(grown, origin, tokens == ids.end, totals_RMV, beyond, broken, carry)
-
-
-def _keep_best(state: BeamState, candidates: Candidates, settings: Decoding,
-               reorder: Callable[[Any, jax.Array], Any], end_id: int) -> BeamState:
-    """The next state: the M best finished and live hypotheses, and the bound on all others."""
-    grown, origin, ends = candidates.grown, candidates.origin, candidates.ends
-    position, beams, length = state.position, settings.num_beams, settings.max_length
     # An ending is accepted only among the first M candidates: it then scores above the worst live
     # hypothesis that the beam keeps.
+    ends = tokens == ids.end
     accepted = ends & (jnp.arange(2 * beams) < beams)[None]
     finished, worse, _ = _best(_join(state.finished, _only(grown, accepted)), beams)
     live, dropped, chosen = _best(_only(grown, ~ends), beams)
     # bool[R, M, 2M]: whether the candidate is an accepted ending of live hypothesis m.
     taken = accepted[:, None, :] & (origin[:, None, :] == jnp.arange(beams)[None, :, None])
-    unaccepted = jnp.where(taken.any(axis=2), MASKED, candidates.totals[:, :, end_id]).max(axis=1)
+    unaccepted = jnp.where(taken.any(axis=2), MASKED, totals_RMV[:, :, ids.end]).max(axis=1)
     # As scores are at most 0, a rank is best at the greatest length, or, if the penalty is not
     # above 0, at the next one.
     at_best = length if settings.search_penalty > 0 else position + 2
     stopped = _rank(live.scores[:, 0], at_best, settings) <= finished.ranks[:, -1]
     unfinished = jnp.maximum(jnp.where(stopped, live.scores[:, 0], MASKED),
-                             jnp.maximum(dropped, candidates.beyond))
+                             jnp.maximum(dropped, beyond))
     # At max_length, what has not ended can no longer become an answer.
     unfinished = jnp.where(position + 1 < length, unfinished, MASKED)
     bound = jnp.stack([state.bound, worse, unaccepted, unfinished]).max(axis=0)
-    bound = jnp.where(candidates.broken, jnp.nan, bound)  # NaN stays in a maximum
+    bound = jnp.where(broken, jnp.nan, bound)  # NaN stays in a maximum
     # A search that has stopped waits for the others; its bound no longer changes.
     bound = jnp.where(state.stopped, state.bound, bound)
     return BeamState(position + 1, live, finished, state.stopped | stopped, bound,
-                     reorder(candidates.carry, gather_beams(origin, chosen)))
+                     recursion.reorder(carry, gather_beams(origin, chosen)))
 
 
 def _rank(scores: jax.Array, length: jax.Array | int, settings: Decoding) -> jax.Array:
