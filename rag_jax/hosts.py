@@ -4,6 +4,7 @@ Messages go from host to host through jax.distributed's coordination service, so
 to finish its work first. A process alone leads, and `exchange` returns its own value.
 """
 
+import contextlib
 import glob
 import hashlib
 import importlib.util
@@ -13,6 +14,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ from rag_jax.errors import UserError, first_of
 
 HEARTBEAT_SECS = 100
 _START_SECS = 300  # how long the others wait for a process, which may have been refused and ended
+_LEAVE_SECS = 5  # how long process 0, which carries all messages, waits for others that fail, too
 _LONGEST_WAIT_MS = 7 * 24 * 3600 * 1000  # the heartbeat notices a dead process much earlier
 _FOUND_AT_A_TIME = 100_000  # ids and scores, 34 bytes a pair: gRPC's messages have 4 MB at most
 # What jax reads of Slurm; a batch script outside of srun has all of it but the nodes of its step.
@@ -79,7 +82,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
 
     Raises:
       ConfigError: some of the three are given but not all, they do not fit, process 0 cannot listen
-        at the port, or the TPU's metadata do not say which hosts belong together.
+        at the port, the TPU's metadata do not say which hosts belong together, or the processes
+        have different numbers of devices, over which no batch can be split.
     """
     devices = os.environ.get("JAX_NUM_CPU_DEVICES", "1")
     if not devices.isdecimal():
@@ -122,6 +126,11 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
             f"this machine has TPU chips, but not the metadata of a TPU slice ({error}); where it "
             "is the only host, as in a hosted notebook, give --num_processes=1") from error
     if count() > 1:
+        devices = exchange(str(jax.local_device_count()))
+        if len({*devices}) > 1:
+            raise ConfigError("the processes have different numbers of devices, "
+                              f"{first_of(devices, 16)}: start all with as many, or see which host "
+                              "has lost one")
         print(f"process {index()} of {count()}: if one of them dies, the others end within "
               f"{heartbeat} s or so; start all with the same command again to go on", flush=True)
 
@@ -311,8 +320,17 @@ def in_messages(compute: Callable[[Any], Any], rows: Any, width: int) -> Any:
 
 
 def leave(code: int | str) -> None:
-    """sys.exit(code) of a process that failed, without waiting for the other processes to end."""
+    """sys.exit(code) of a process that failed, without waiting for the other processes to end.
+
+    Process 0 gives those that fail for the same reason time to say so: else they are aborted.
+    """
     if isinstance(code, str):
         print(code, file=sys.stderr, flush=True)
     sys.stdout.flush()
+    with contextlib.suppress(Exception):  # jaxlib's, of several types: others go on, or are gone
+        client, until = _key_value_store(), time.monotonic() + _LEAVE_SECS
+        client.key_value_set(f"rag_jax/left/{index()}", "")
+        for other in range(1, count()) if leads() else ():
+            left_ms = max(1, round(1000 * (until - time.monotonic())))
+            client.blocking_key_value_get(f"rag_jax/left/{other}", left_ms)
     os._exit(1 if isinstance(code, str) else code)

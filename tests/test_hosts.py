@@ -303,6 +303,46 @@ def test_what_fails_in_one_process_fails_in_all_that_do_it_together(monkeypatch)
     assert said == ["process 0: ZeroDivisionError: division by zero"]
 
 
+class Leaving:
+    """The key-value store of a job, in which the values of processes that are gone never come."""
+
+    def __init__(self, gone=()):
+        self.values, self.gone, self.waits = {}, gone, []
+
+    def key_value_set(self, key, value):
+        self.values[key] = value
+
+    def blocking_key_value_get(self, key, milliseconds):
+        self.waits.append(milliseconds)
+        if int(key.rpartition("/")[2]) in self.gone:
+            raise TimeoutError(key)
+        return ""
+
+
+@pytest.mark.parametrize("process, gone, waits", [(0, (), 2), (0, (1,), 1), (1, (), 0)])
+def test_process_0_lets_the_others_say_why_they_fail(monkeypatch, process, gone, waits):
+    """Messages go through it: it ended, and the others were aborted in the middle of theirs."""
+    store, ended = Leaving(gone), []
+    monkeypatch.setattr(hosts, "_key_value_store", lambda: store)
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    hosts.leave("error: why")
+    assert ended == [1] and len(store.waits) == waits
+    assert list(store.values) == [f"rag_jax/left/{process}"]
+    assert all(0 < wait <= 1000 * hosts._LEAVE_SECS for wait in store.waits)
+
+
+def test_processes_with_other_numbers_of_devices_are_refused(monkeypatch, started):
+    """A batch is split over all devices in equal parts."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "exchange", lambda mine: [mine, "3"])
+    with pytest.raises(ConfigError, match="different numbers of devices, 8, 3: start all with"):
+        hosts.connect("h:1", 2, 1)
+    monkeypatch.setattr(hosts, "exchange", lambda mine: [mine, mine])
+    hosts.connect("h:1", 2, 1)
+
+
 def test_the_key_value_store_is_where_it_was_in_jax_0_10(monkeypatch):
     """It has no public name: a version that moves it must fail here, and say so to its users."""
     assert hasattr(distributed.global_state, "client")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from rag_jax import parallel
+from rag_jax import files, hosts, parallel
 from rag_jax.config import T5Config
 from rag_jax.data import tokenizer_file
 from rag_jax.hub import atlas, causal, config_json, families, generator_inputs, names, sentence
@@ -132,8 +132,14 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
 
     Raises:
       HubError: damaged, unknown or incomplete; the message names the file and the remedy.
+      ConfigError: the processes of a job have different files of it.
     """
-    checkpoint, tensors, places = _open(locate(source))
+    folder = locate(source)
+    if hosts.connected():
+        hosts.check_same_content(f"the files of {source}", {
+            file.name: files.quick_digest(file) for file in folder.iterdir()
+            if file.suffix in (".json", ".safetensors", ".bin", ".pth") and file.is_file()})
+    checkpoint, tensors, places = _open(folder)
     for name, asked in (("retriever", retriever), ("generator", generator)):
         if config := getattr(checkpoint, name):
             checkpoint = dataclasses.replace(

@@ -2,7 +2,6 @@
 
 import datetime
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -16,12 +15,12 @@ import jax
 import rag_jax
 from rag_jax import config_files, overrides
 from rag_jax.config import Config, ConfigError
+from rag_jax.files import quick_digest
 from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Asked, Cell
 from rag_jax.training.workdir import CHANGEABLE
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
-ENDS = 1 << 20  # bytes
 SOURCES = ("rag_jax", "configs", "setup.py")  # what a result depends on
 
 
@@ -29,7 +28,7 @@ def made_by(cell: Cell, root: pathlib.Path, what: Asked | None = None) -> dict[s
     """The record of a result that is computed now: "configs" of the cell and of those that it
     starts from, digests of "files" that they do not name, "program" and "date" (UTC)."""
     return {"configs": [json.loads(_portable(config, root)) for config in _configs(cell)],
-            "files": {name: digest(file.path) for name, file in cell.files(what).items()},
+            "files": {name: quick_digest(file.path) for name, file in cell.files(what).items()},
             "program": program(), "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
 
 
@@ -56,7 +55,7 @@ def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
                if not name.startswith(CHANGEABLE) or number == 0 and name.startswith("eval.")]
     read = made.get("files", {})
     changed += [f"{file.path} is another file now" for name, file in cell.files(what).items()
-                if os.path.exists(file.path) and digest(file.path) != read.get(name)]
+                if os.path.exists(file.path) and quick_digest(file.path) != read.get(name)]
     return "; ".join(dict.fromkeys(changed))
 
 
@@ -73,21 +72,6 @@ def _config(text: str) -> Config:
 def _portable(config: Config, root: pathlib.Path) -> str:
     """JSON in which folders below `root` are named from there: all of `root` can be moved."""
     return config_files.to_json(config).replace(json.dumps(str(root))[1:-1] + "/", "ROOT/")
-
-
-def digest(path: str) -> str:
-    """SHA-256 (hex) of a file's size and of its first and last MiB, which is fast for 13 GB, too.
-
-    The end of a .bz2 or .gz holds the checksum of everything; of another large file, a change in
-    between that keeps its size is not seen.
-    """
-    size = os.path.getsize(path)
-    sha = hashlib.sha256(f"{size} ".encode())
-    with open(path, "rb") as file:
-        sha.update(file.read(ENDS))
-        file.seek(max(size - ENDS, 0))
-        sha.update(file.read())
-    return sha.hexdigest()
 
 
 @functools.cache

@@ -12,9 +12,9 @@ from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
 from rag_jax.data.question_sources import load_examples
 from rag_jax.evaluation import Evaluation
+from rag_jax.files import quick_digest
 from rag_jax.reproduction.cells import Asked, Cell, Explained, Measurement, Question, exported
 from rag_jax.reproduction.lab import keep
-from rag_jax.reproduction.provenance import digest
 from rag_jax.training import pretrained
 from rag_jax.training.indexing import index_of_file, indexes_of
 from rag_jax.training.report import someone_elses
@@ -85,7 +85,7 @@ class Worker:
         warm, file = self._warm(cell), cell.files(what).get(what.index) if what else None
         if file is not None:
             words = rag.config.data.chunk_words or CHUNK_WORDS
-            name = f"{what.index}-{digest(file.path)[:16]}"
+            name = f"{what.index}-{quick_digest(file.path)[:16]}"
             return dataclasses.replace(rag, index=index_of_file(
                 rag.job, cell.run, warm.params, name, file.path, words))
         indexes = indexes_of(rag.job, cell.run, warm.indexes)

@@ -3,6 +3,7 @@
 import pathlib
 import socket
 import subprocess
+from collections.abc import Sequence
 
 from tests.end_to_end.commands import ROOT, command, environment
 
@@ -17,10 +18,12 @@ FLAGS = ["--config.train.steps=20", "--config.train.eval_every=20", "--config.tr
 
 
 def start(module: str, workdir: pathlib.Path, *flags: str, processes: int = PROCESSES,
-          heartbeat: int = 300, slurm: bool = False) -> list[subprocess.Popen]:
+          heartbeat: int = 300, slurm: bool = False, devices: Sequence[int] = ()
+          ) -> list[subprocess.Popen]:
     """Starts all processes of a job on this machine, over 8 devices together.
 
     slurm: they are told of each other as srun tells its tasks, not by flags.
+    devices: how many each process has; empty = all as many.
     """
     together: list[list[str]] = [[]]
     tasks: list[dict[str, str]] = [{}]
@@ -31,11 +34,12 @@ def start(module: str, workdir: pathlib.Path, *flags: str, processes: int = PROC
         together = [[f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes}",
                      f"--process_id={i}", f"--heartbeat={heartbeat}"] for i in range(processes)]
         tasks *= processes
-    env = {**environment(), "JAX_NUM_CPU_DEVICES": str(8 // processes),
-           "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+    env = {**environment(), "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+    devices = devices or [8 // processes] * processes
     return [subprocess.Popen(command(module, workdir, *flags, *extra), stdout=subprocess.PIPE,
-                             stderr=subprocess.STDOUT, text=True, env=env | task, cwd=ROOT)
-            for extra, task in zip(together, tasks, strict=True)]
+                             stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+                             env=env | task | {"JAX_NUM_CPU_DEVICES": str(mine)})
+            for extra, task, mine in zip(together, tasks, devices, strict=True)]
 
 
 def free_port(first: int = 0) -> int:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from checkpoints import BART, BERT, IDS, edit_config, edit_weights, params, written
 
-from rag_jax import parallel
-from rag_jax.config import CausalConfig, MeshConfig
+from rag_jax import hosts, parallel
+from rag_jax.config import CausalConfig, ConfigError, MeshConfig
 from rag_jax.data.tokenizer_training import (
     BERT_SPECIALS,
     train_bart_tokenizer,
@@ -542,4 +542,18 @@ def test_weights_that_are_not_finite_are_refused_by_name(family, bad, tmp_path):
 
     edit_weights(folder, spoil)
     with pytest.raises(HubError, match=r"(fc1|dense)\.weight \(\w+/\S+ here\) holds NaN or inf"):
+        load(folder)
+
+
+def test_processes_with_other_files_of_a_checkpoint_are_refused(tmp_path, monkeypatch):
+    """They trained a mixture to its end, and its checkpoint was called damaged."""
+    folder, tree = written(tmp_path, BART_CG)
+    told, others = [], []
+    monkeypatch.setattr(hosts, "connected", lambda: True)
+    monkeypatch.setattr(hosts, "exchange", lambda mine: told.append(mine) or [mine, *others])
+    checkpoints.assert_equal(load(folder).params, tree)
+    others += told
+    checkpoints.assert_equal(load(folder).params, tree)
+    edit_weights(folder, lambda tensors: {name: 2 * array for name, array in tensors.items()})
+    with pytest.raises(ConfigError, match=f"different values of the files of {folder}; start all"):
         load(folder)

@@ -8,10 +8,10 @@ import pytest
 
 from rag_jax import api, config_files, overrides, paper
 from rag_jax.cli import reproduce
+from rag_jax.files import quick_digest as digest
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Measurement
 from rag_jax.reproduction.full import Full
-from rag_jax.reproduction.provenance import digest
 from rag_jax.retrieval.index import PassageIndex
 
 pytestmark = pytest.mark.usefixtures("compiled_with_less_effort")

@@ -9,9 +9,10 @@ import pytest
 from rag_jax import overrides
 from rag_jax.cli import reproduce
 from rag_jax.config import Config
+from rag_jax.files import quick_digest as digest
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, File, Measurement
-from rag_jax.reproduction.provenance import commit, digest, made_by, stale
+from rag_jax.reproduction.provenance import commit, made_by, stale
 from rag_jax.reproduction.toy import Toy
 
 
