@@ -193,8 +193,10 @@ def local_folder(name: str) -> str:
     """The type of a flag that names a folder; pathlib would take gs://b/x for the folder gs:/b/x.
 
     Raises:
-      argparse.ArgumentTypeError: it is a URL.
+      argparse.ArgumentTypeError: it is a URL, or empty, as an unset variable of a shell.
     """
+    if not name:
+        raise argparse.ArgumentTypeError("empty: expected the name of a folder")
     if "://" in name:
         raise argparse.ArgumentTypeError(
             f"{name}: must be a folder of this machine; mount a disk or a network share for it")

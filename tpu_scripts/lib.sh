@@ -132,14 +132,20 @@ on_workers() {
 
 # The line that calls worker.sh on a worker.
 worker() {
-  quoted bash rag_jax/src/tpu_scripts/worker.sh "$@"
+  # shellcheck disable=SC2016 # the worker's $(hostname)
+  worker_or 'echo "$(hostname): there is no code yet (tpu_scripts/sync.sh)" >&2; exit 1' "$@"
 }
 
 # The line for a worker that may not have the code yet.
 worker_if_synced() {
   # shellcheck disable=SC2016 # the worker's $(hostname)
-  printf 'if [ -e rag_jax/src/tpu_scripts ]; then %s; else echo "$(hostname): idle"; fi' \
-    "$(worker "$@")"
+  worker_or 'echo "$(hostname): idle"' "$@"
+}
+
+# worker_or LINE ARGUMENTS...: the line that calls worker.sh, and LINE where there is none.
+worker_or() {
+  printf 'if [ -e rag_jax/src/tpu_scripts ]; then %s; else %s; fi' \
+    "$(quoted bash rag_jax/src/tpu_scripts/worker.sh "${@:2}")" "$1"
 }
 
 # Hash of the commit to run: --commit, or HEAD where it is all that there is.

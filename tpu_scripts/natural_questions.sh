@@ -17,6 +17,9 @@ parse_options "" "$@"
 ((${#ARGS[@]})) || die "which workdir? Give WORKDIR, such as runs/nq"
 workdir=${ARGS[0]}
 refuse_bucket "$workdir"
+for field in "${ARGS[@]:1}"; do
+  [[ $field == --config.*=* ]] || die "$field: after WORKDIR come --config.FIELD=VALUE alone"
+done
 dpr=$(dirname "$workdir")/dpr
 files=https://dl.fbaipublicfiles.com/dpr
 

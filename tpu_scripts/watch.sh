@@ -22,6 +22,7 @@ poll=${OPTIONS[poll]-60}
 restarts=${OPTIONS[restarts]-3}
 [[ $poll =~ ^[0-9]+$ ]] || die "--poll=$poll: a number of seconds"
 [[ $restarts =~ ^[0-9]+$ ]] || die "--restarts=$restarts: a number"
+restarts=$((10#$restarts)) # of 08, too
 hash=$(commit_hash)
 starts=0 # on this TPU
 

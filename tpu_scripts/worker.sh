@@ -3,6 +3,7 @@
 #
 #   src/     the code, of the commit in src/COMMIT           venv/   its environment
 #   runs/    everything that commands write; src/runs is it, and runs/logs/HOST.log what they print
+#   mount    what runs/ is mounted from, if it is
 #   lock     held while the command of the last start runs; pid and ended are of that command too
 #
 #   worker.sh setup [MOUNT] | start COMMAND... | state | status LINES | follow LINES | log |
@@ -12,7 +13,10 @@ cd "$TPU_SCRIPTS/../.."
 log=runs/logs/$(hostname).log
 
 setup() {
-  [[ -z $1 ]] || mountpoint --quiet runs || mount_runs "$1"
+  if [[ -n $1 ]]; then
+    mountpoint --quiet runs || mount_runs "$1"
+    printf '%s\n' "$1" > mount
+  fi
   if [[ ! -x venv/bin/pip ]]; then
     rm -rf venv
     # Newer images forbid pip to touch the system's Python, --user or not, unless told otherwise.
@@ -38,6 +42,8 @@ mount_runs() {
 start() {
   exec 9>> lock
   flock -n 9 || die "a command is running here; end it first (tpu_scripts/stop.sh)"
+  [[ ! -e mount ]] || mountpoint --quiet runs || die "runs is no longer mounted, as after a reboot," \
+    "and would begin anew; mount it again (tpu_scripts/setup.sh --mount=$(cat mount))"
   mkdir -p runs/logs
   rm -f ended
   echo "== $(date -u +%FT%TZ) commit $(cat src/COMMIT): $(quoted "$@")" >> "$log"

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         if wrong:
             parser.error(why)
 
-    from rag_jax.reproduction import pairwise, run
+    from rag_jax.reproduction import run
     from rag_jax.reproduction.full import Full
     from rag_jax.reproduction.toy import Toy
 
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     names = NAMES if options.name == "all" else (options.name,)
     scale = Toy(root, options.seeds, options.reduced) if toy else Full(root, options.data_dir)
     if options.tally:
-        pairwise.write_tally(root / "pairwise", options.tally)
+        run.tally(root, scale, options.tally)
     if not toy:
         print(scale.recipe(*run.lacking(names, root, scale)))
     run.reproduce(names, root, scale, work=toy or options.execute)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rag_jax import overrides
 from rag_jax.config import Config
+from rag_jax.data.corpora import read_corpus
 from rag_jax.data.question_sources import load_examples
 from rag_jax.errors import UserError
 
@@ -174,9 +175,12 @@ class Cell:
             return f"config.data names no questions {what.split}, only {', '.join(named)}"
         missing = [f"no file {path}: {about}" for path, about in self.files(what).values()
                    if not os.path.isfile(path)]
-        if not missing and what.split in self.questions:
+        if not missing:
             try:  # now, and not when everything is trained
-                load_examples(self.questions[what.split].path)
+                if what.split in self.questions:
+                    load_examples(self.questions[what.split].path)
+                if what.index:
+                    next(read_corpus(self.indexes[what.index].path))
             except UserError as error:
                 return str(error)
         return "; ".join(missing)

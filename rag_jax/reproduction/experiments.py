@@ -10,7 +10,14 @@ from rag_jax import files, paper
 from rag_jax.paper import COLUMNS, OURS
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots, retriever_learning
-from rag_jax.reproduction.cells import Cell, Explained, Measured, Measurement, Question
+from rag_jax.reproduction.cells import (
+    Cell,
+    Explained,
+    Measured,
+    Measurement,
+    Question,
+    Scale,
+)
 from rag_jax.reproduction.estimates import (
     Estimate,
     distinct_trigrams,
@@ -169,22 +176,27 @@ def _marked(record: Mapping) -> str:
 @_experiment("Table 4: human evaluation")
 def pairwise(lab: Lab) -> list[Part]:
     """Sheets for human judges, and their tally."""
-    folder = lab.root / "pairwise"
-    systems = [cell for run in ("closed_book", "rag_token")
-               for cell in lab.scale.cells("jeopardy", run)[:1]]
-    written = _sheets_of(lab, folder, systems)
+    folder, systems = lab.root / "pairwise", _judged(lab.scale)
+    others = sheets_of_others(lab.root, lab.scale)
+    if others:
+        lab.refused["pairwise"] = others
     results = measured(lab, systems, Measurement())
     about = f"Sheets: {NOT_RUN}."
     if len(results) == 2:
         items, controls = _pairs(*results)
-        if not written:
+        if lab.writes and (others or not (folder / "key.json").exists()):
+            if others:  # judges may have them
+                kept = files.set_aside(folder, "earlier")
+                lab.refused["pairwise"] = f"{others}; the sheets are in {kept} now"
+                print(f"{folder}: the sheets of another configuration, and their tally, are in "
+                      f"{kept} now", flush=True)
             pairs.write(folder, items, controls, seed=0)
             files.write_json(
                 folder / "made.json", [made_by(cell, lab.root) for cell in systems])
         about = (f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items)} pairs "
                  f"and {len(controls)} control items; key.json stays with you. "
                  "--tally FILE.csv ... counts the filled-in ones.")
-    tallied = pairs.read_tally(folder)
+    tallied = None if sheets_of_others(lab.root, lab.scale) else pairs.read_tally(folder)
     rows = [[OUTCOMES[outcome], *(
         beside(tallied.shares[question][outcome] if tallied else None, published[question])
         for question in pairs.QUESTIONS)] for outcome, published in paper.TABLE4.items()]
@@ -204,19 +216,26 @@ def _pairs(closed: Measured, ours: Measured) -> tuple[list[pairs.Pair], list[pai
     return items, controls[:CONTROLS]
 
 
-def _sheets_of(lab: Lab, folder: pathlib.Path, systems: Sequence[Cell]) -> bool:
-    """Whether there are sheets of these systems; those of others are set aside with their tally."""
+def _judged(scale: Scale) -> list[Cell]:
+    """The two systems that judges compare."""
+    return [cell for run in ("closed_book", "rag_token")
+            for cell in scale.cells("jeopardy", run)[:1]]
+
+
+def sheets_of_others(root: pathlib.Path, scale: Scale) -> str:
+    """Why the sheets for judges below `root` are none of this scale's systems; "" if they are, or
+    where there are none.
+
+    Raises:
+      DataError: the record of what made them is damaged.
+    """
+    folder, systems = root / "pairwise", _judged(scale)
     if not (folder / "key.json").exists():
-        return False
-    record = folder / "made.json"
-    with damaged_result_named(record):
-        made = read_json(record, [None] * len(systems))
-        why = next(filter(None, (stale(*pair, lab.root)
-                                 for pair in zip(made, systems, strict=True))), "")
-    if why:
-        kept = files.set_aside(folder, "earlier")  # judges may have them
-        lab.refused["pairwise"] = f"{why}; the sheets are in {kept} now"
-    return not why
+        return ""
+    with damaged_result_named(folder / "made.json"):
+        made = read_json(folder / "made.json", [None] * len(systems))
+        return next(filter(None, (stale(*pair, root)
+                                  for pair in zip(made, systems, strict=True))), "")
 
 
 @_experiment("Table 5: diversity")

@@ -62,13 +62,32 @@ def _kept(root: pathlib.Path, cell: Cell, what: Asked
             return None
         return read_json(folder / "made.json"), lambda: _measured(folder)
     fields = read_json(folder / f"{what.name}.json", {}).get(what.key)
-    return fields and (fields.get("made"), lambda: Explained(*(
-        fields.get(name, []) for name in Explained._fields)))
+    return fields and (fields.get("made"), lambda: _explained(fields))
+
+
+def _explained(fields: Mapping[str, Any]) -> Explained:
+    found = Explained(*(fields.get(name, []) for name in Explained._fields))
+    rows = found.posterior or [found.passages] * len(found.tokens)  # none where no passage is read
+    if not (len(found.tokens) == len(found.p) == len(rows)
+            and {len(found.passages)} >= {len(found.texts), *map(len, rows)}
+            and all(isinstance(p, float) for p in found.p)):
+        raise ValueError(f"{found.answer!r:.60}: its tokens, passages and posterior do not fit")
+    return found
 
 
 def _measured(folder: pathlib.Path) -> Measured:
     metrics = read_json(folder / "metrics.json")
-    predictions = [record.fields for _, record in json_lines(folder / "predictions.jsonl")]
+    for name, number in metrics.items():
+        if not isinstance(number, int | float):
+            raise ValueError(f"{name} is {number!r:.60}, no number")
+    predictions = []
+    for _, record in json_lines(folder / "predictions.jsonl"):
+        texts, right = record.texts("references"), record.fields["exact_match"]
+        if not texts or not isinstance(right, bool):
+            raise ValueError(f"{record.where}: references {texts}, exact_match {right!r:.60}")
+        for name in ("id", "question", "answer"):
+            record.text(name, blank=True)
+        predictions.append(record.fields)
     if metrics["count"] != len(predictions):
         raise ValueError(f"{len(predictions)} predictions of {metrics['count']:.0f} questions")
     return Measured(metrics, predictions)
@@ -95,6 +114,7 @@ class Lab:
     Args:
       root: the folder of everything.
       scale: which cells there are.
+      writes: whether experiments may write files of their own, such as sheets for judges.
 
     Attributes:
       used: the cells with results, and the records of what made these.
@@ -103,8 +123,8 @@ class Lab:
       refused: results on disk that are not of the cell's configuration, and why.
     """
 
-    def __init__(self, root: pathlib.Path, scale: Scale):
-        self.root, self.scale = root, scale
+    def __init__(self, root: pathlib.Path, scale: Scale, writes: bool = True):
+        self.root, self.scale, self.writes = root, scale, writes
         self.used: dict[tuple[str, str], tuple[Cell, list[Made]]] = {}
         self.missing: list[tuple[Cell, Asked]] = []
         self.unavailable: dict[str, str] = {}

@@ -95,8 +95,12 @@ def read_tally(folder: pathlib.Path) -> Tally | None:
     if not file.is_file():
         return None
     try:
-        return Tally(**json.loads(file.read_text("utf-8")))
-    except (TypeError, ValueError) as error:
+        tallied = Tally(**json.loads(file.read_text("utf-8")))
+        for question in QUESTIONS:
+            for outcome in OUTCOMES:
+                float(tallied.shares[question][outcome])
+        return tallied
+    except (TypeError, ValueError, KeyError) as error:
         raise DataError(f"{file}: damaged ({error}); tally the sheets again") from None
 
 

@@ -7,9 +7,9 @@ from rag_jax import files, locks
 from rag_jax.data.inputs import is_prepared
 from rag_jax.data.task_sources import by_hand, task_of
 from rag_jax.errors import DataError
-from rag_jax.reproduction import sections
+from rag_jax.reproduction import pairwise, sections
 from rag_jax.reproduction.cells import Asked, Cell, Scale
-from rag_jax.reproduction.experiments import EXPERIMENTS
+from rag_jax.reproduction.experiments import EXPERIMENTS, sheets_of_others
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.sections import Section, Table
 from rag_jax.reproduction.worker import Worker
@@ -81,7 +81,7 @@ def lacking(names: Sequence[str], root: pathlib.Path, scale: Scale
             ) -> tuple[list[tuple[Cell, Asked]], dict[str, str]]:
     """What the named experiments have to compute, folder by folder and run by run; and what they
     cannot measure on these data, with the reason."""
-    lab = Lab(root, scale)
+    lab = Lab(root, scale, writes=False)
     for name in names:
         EXPERIMENTS[name](lab)
     order: dict[str, int] = {}
@@ -91,6 +91,20 @@ def lacking(names: Sequence[str], root: pathlib.Path, scale: Scale
     missing = [(cell, what) for (_, _, what), cell in sorted(
         wanted.items(), key=lambda item: (order[item[0][0]], item[0][1]))]
     return missing, lab.unavailable
+
+
+def tally(root: pathlib.Path, scale: Scale, sheets: Sequence[pathlib.Path]) -> None:
+    """Counts the sheets that judges of the scale's systems have filled in, and keeps the result.
+
+    Raises:
+      DataError: the sheets below ROOT are of other systems; or as `pairwise.write_tally`.
+      InUseError: another process works on ROOT.
+    """
+    with locks.exclusive(root):
+        if others := sheets_of_others(root, scale):
+            raise DataError(f"{root / 'pairwise'}: its sheets are of another configuration "
+                            f"({others:.300}); give the same --scale, --reduced and --workdir")
+        pairwise.write_tally(root / "pairwise", sheets)
 
 
 def _head(lab: Lab) -> Section:

@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 
-from rag_jax import api, locks
+from rag_jax import api, locks, overrides
 from rag_jax.config import ConfigError
 from rag_jax.conversion import convert
 from rag_jax.data.question_sources import load_examples
@@ -15,7 +15,7 @@ from rag_jax.evaluation import Evaluation
 from rag_jax.files import quick_digest
 from rag_jax.reproduction.cells import Asked, Cell, Explained, Measurement, Question, exported
 from rag_jax.reproduction.lab import keep
-from rag_jax.training import pretrained
+from rag_jax.training import pretrained, workdir
 from rag_jax.training.indexing import index_of_file, indexes_of
 from rag_jax.training.report import someone_elses
 from rag_jax.training.run import Warm, warm_up
@@ -111,26 +111,45 @@ class Worker:
             if cell.first is not None:
                 self._share(cell.first, cell)
             if cell.start is not None:
-                self._export(cell.start)
+                self._export(cell.start, cell)
             self._opened = self._warmed = None
+            self._move_along(cell)
             self._warmed = key, warm_up(cell.config, self.root / cell.folder)
         return self._warmed[1]
 
     def _share(self, first: Cell, cell: Cell) -> None:
         """Links the data and indexes that a cell shares with `first` into its workdir."""
-        if not (self.root / first.folder / "indexes").exists():
-            self._warm(first)
         data = "data" if cell.config.data == first.config.data else "data/memories"
-        for name in (data, *["indexes"] * (not cell.own_retriever)):
-            link = self.root / cell.folder / name
+        names = [data, *["indexes"] * (not cell.own_retriever)]
+        links = {self.root / cell.folder / name: self.root / first.folder / name for name in names}
+        if not all(link.exists() for link in links):
+            self._warm(first)  # makes what it lacks; an error if it has another configuration
+        for link, target in links.items():
             link.parent.mkdir(parents=True, exist_ok=True)
-            if not link.exists():
-                target = os.path.relpath(self.root / first.folder / name, link.parent)
-                link.symlink_to(target, target_is_directory=True)
+            if not os.path.lexists(link):
+                link.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
 
-    def _export(self, cell: Cell) -> None:
-        """Writes the weights that another cell starts from."""
-        target = self.root / exported(cell.folder, cell.run)
+    def _export(self, start: Cell, cell: Cell) -> None:
+        """Writes the weights that a cell starts from."""
+        target = self.root / exported(start.folder, start.run)
         if not target.exists():
-            self._trained(cell)
-            convert(str(self.root / cell.folder), str(target), cell.run)
+            self._trained(start)
+            convert(str(self.root / start.folder), str(target), start.run)
+        elif not workdir.exists(self.root / cell.folder) and workdir.exists(
+                self.root / start.folder):
+            self._warm(start)  # an error if it has another configuration
+
+    def _move_along(self, cell: Cell) -> None:
+        """Names the folders below `root` anew in a workdir's configuration, if all of it was moved:
+        those that have the same place in another folder."""
+        path = self.root / cell.folder
+        if not workdir.exists(path):
+            return
+        earlier, moved = workdir.read(path), {}
+        for name in overrides.differences(earlier, cell.config):
+            then, now = overrides.value(earlier, name), overrides.value(cell.config, name)
+            place = str(now).removeprefix(str(self.root))
+            if place.startswith("/") and place != now and str(then).endswith(place):
+                moved[name] = now
+        if moved:
+            workdir.write(overrides.replace(earlier, moved), path / "config.json")

@@ -263,7 +263,7 @@ def test_pairs_for_judges_and_their_tally(lab):
     assert any("dropped by control items: eve" in str(part) for part in section.parts)
 
 
-def test_sheets_of_another_configuration_are_put_aside_with_their_tally(lab):
+def test_sheets_of_another_configuration_are_put_aside_with_their_tally(lab, capsys):
     """The sheets of a reduced run must not stand for those of the full one."""
     short = Lab(lab.root, OnDisk(**{"train.steps": 4}))
     for run_name in ("closed_book", "rag_token"):
@@ -275,9 +275,19 @@ def test_sheets_of_another_configuration_are_put_aside_with_their_tally(lab):
         "pairs": 6, "kept": ["ann"], "dropped": []}))
     table, = tables(EXPERIMENTS["pairwise"](lab))
     assert cell(table, "both good", "factuality") == "not run / 11.7"
-    assert "short" in (lab.root / "earlier-pairwise" / "sheet.csv").read_text()
-    assert (lab.root / "earlier-pairwise" / "tally.json").exists() and not folder.exists()
+    assert (folder / "tally.json").exists(), "kept in their place until there are others"
     assert "train.steps: 4 there, 1000 now" in lab.refused["pairwise"]
+    with pytest.raises(DataError, match="its sheets are of another .*train.steps.*give the same"):
+        run.tally(lab.root, lab.scale, [folder / "sheet.csv"])
+    for run_name in ("closed_book", "rag_token"):
+        put(lab, "jeopardy", run_name, Measurement(), [(f"long {i}", True) for i in range(6)])
+    EXPERIMENTS["pairwise"](Lab(lab.root, lab.scale, writes=False))
+    assert (folder / "tally.json").exists(), "a look changes nothing"
+    EXPERIMENTS["pairwise"](lab)
+    assert f"are in {lab.root / 'earlier-pairwise'} now" in capsys.readouterr().out
+    assert "short" in (lab.root / "earlier-pairwise" / "sheet.csv").read_text()
+    assert (lab.root / "earlier-pairwise" / "tally.json").exists()
+    assert "long" in (folder / "sheet.csv").read_text() and not (folder / "tally.json").exists()
 
 
 def test_completed_titles_are_told_from_those_that_are_not(lab):
@@ -336,12 +346,22 @@ def test_what_needs_files_that_nobody_can_download_does_not_stop_the_rest(
     ("dev/made.json", "{"), ("dev/made.json", "[]"), ("dev/made.json", "{}"),
     ("dev/metrics.json", '{"em": 1'), ("dev/metrics.json", "{}"), ("dev/metrics.json", "[]"),
     ("dev/predictions.jsonl", ""), ("dev/predictions.jsonl", '{"id": "0"'),
-    ("dev/predictions.jsonl", None), ("explained.json", '{"Peru": '), ("explained.json", "[]")])
+    ("dev/predictions.jsonl", None), ("explained.json", '{"Peru": '), ("explained.json", "[]"),
+    ("dev/metrics.json", '{"count": 1, "em": null}'),
+    *(("dev/predictions.jsonl", json.dumps({"id": "0", "question": "q", "answer": "x",
+                                            "references": ["x"], "exact_match": True} | wrong))
+      for wrong in ({"exact_match": None}, {"references": []}, {"answer": 3})),
+    *(("explained.json", {"answer": "x", "tokens": ["x"], "p": [0.5], "passages": ["1"],
+                          "texts": ["t"], "posterior": [[1.0]]} | wrong)
+      for wrong in ({"posterior": [[]]}, {"texts": []}, {"p": []}, {"p": ["a"]}))])
 def test_a_damaged_result_is_named(lab, file, content):
     """A traceback, or a number of the questions that are left."""
     put(lab, "nq", "rag_token", Measurement("dev"), [("x", True)])
     path = folder_of(lab.root, lab.scale.cells("nq", "rag_token")[0]) / file
     path.unlink(missing_ok=True)
+    if isinstance(content, dict):
+        cell = lab.scale.cells("nq", "rag_token")[0]
+        content = json.dumps({"Peru": {"made": made_by(cell, lab.root), **content}})
     if content is not None:
         path.write_text(content)
     what = Question("Peru") if file == "explained.json" else Measurement("dev")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shutil
 
 import pytest
 
@@ -52,6 +53,35 @@ def test_cells_of_the_same_data_share_all_of_it(trained):
     config = dataclasses.replace(later.config, data=first.config.data)
     worker._share(first, dataclasses.replace(later, folder="same", config=config))
     assert (worker.root / "same" / "data").resolve() == worker.root / "first" / "data"
+
+
+def test_a_cell_shares_with_its_own_first_cell_alone(trained):
+    """Data and indexes of another configuration were linked, and the record named this one."""
+    worker, first, later = trained
+    other = dataclasses.replace(first, config=overrides.replace(first.config, {"seed": 7}))
+    for changed in ({"first": other, "start": None}, {"first": None, "start": other}):
+        fresh = dataclasses.replace(later, folder="fresh", **changed)
+        with pytest.raises(ConfigError, match="first was started with another .*\n.*seed: 0 there"):
+            Worker(worker.root).work_out(fresh, Measurement("dev"))
+        assert not (worker.root / "fresh" / "indexes").exists()
+
+
+def test_a_root_that_was_moved_goes_on(trained, tmp_path):
+    """Its configurations name folders below it, of which another path was another configuration."""
+    worker, first, later = trained
+    moved = tmp_path / "moved"
+    shutil.copytree(worker.root, moved, symlinks=True)
+    config = config_files.from_json(config_files.to_json(later.config).replace(
+        str(worker.root), str(moved)))
+    there = dataclasses.replace(later, config=config)
+    shutil.rmtree(moved / "later" / "rag_token" / "measured")
+    Worker(moved).work_out(there, Measurement("dev"))
+    found, expected = read(Worker(moved), there, Measurement("dev")), read(
+        worker, later, Measurement("dev"))
+    assert found.predictions == expected.predictions
+    other = dataclasses.replace(there, config=overrides.replace(config, {"seed": 9}))
+    with pytest.raises(ConfigError, match="seed: 1 there, 9 now"):
+        Worker(moved).work_out(other, Measurement("test"))
 
 
 def test_a_lab_notes_what_is_there_and_what_is_not(trained):

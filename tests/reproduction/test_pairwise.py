@@ -200,7 +200,8 @@ def test_a_damaged_key_is_named(folder, content):
         read_key(folder)
 
 
-@pytest.mark.parametrize("content", ["x", "[]", '{"shares": 1}', "3"])
+@pytest.mark.parametrize("content", [
+    "x", "[]", '{"shares": 1}', "3", '{"shares": {}, "pairs": 1, "kept": [], "dropped": []}'])
 def test_a_damaged_tally_is_named(tmp_path, content):
     (tmp_path / "tally.json").write_text(content)
     with pytest.raises(DataError, match=r"tally.json: damaged"):

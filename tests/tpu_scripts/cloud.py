@@ -84,9 +84,14 @@ def called(group: str, verb: str, *arguments: str) -> list[str]:
 
 
 def worker_line(*arguments: str) -> str:
-    return " ".join(("bash rag_jax/src/tpu_scripts/worker.sh", *arguments))
+    return _worker_or('echo "$(hostname): there is no code yet (tpu_scripts/sync.sh)" >&2; exit 1',
+                      *arguments)
 
 
 def if_synced(*arguments: str) -> str:
-    return (f"if [ -e rag_jax/src/tpu_scripts ]; then {worker_line(*arguments)}; "
-            'else echo "$(hostname): idle"; fi')
+    return _worker_or('echo "$(hostname): idle"', *arguments)
+
+
+def _worker_or(line: str, *arguments: str) -> str:
+    script = " ".join(("bash rag_jax/src/tpu_scripts/worker.sh", *arguments))
+    return f"if [ -e rag_jax/src/tpu_scripts ]; then {script}; else {line}; fi"

@@ -90,6 +90,13 @@ def test_dry_run_prints_every_command(cloud, tmp_path):
     assert printed == STEPS
 
 
+def test_options_come_before_the_workdir(cloud, tmp_path):
+    """--dry-run behind it went to rag_jax.train, after hours of downloads."""
+    done, commands = run(cloud, str(tmp_path / "nq"), "--dry-run")
+    assert done.returncode == 1 and not commands
+    assert "--dry-run: after WORKDIR come --config.FIELD=VALUE alone" in done.stderr
+
+
 def test_the_recipe_is_that_of_the_papers_table(parse, cloud, tmp_path):
     """Another staleness, pairs or checkpoint would give another number than table 1's files."""
     _, commands = run(cloud, str(tmp_path / "nq"))

@@ -179,6 +179,13 @@ fi""")
     assert worker.run("setup", "10.0.0.2:/rag").returncode == 0
     assert (worker.home / "noted").read_text().splitlines()[0] == install
 
+    worker.start("true")
+    worker.wait()
+    cloud.program("mountpoint", "exit 1")
+    done = worker.run("start", "true")
+    assert done.returncode == 1, "a run would begin anew on the disk below"
+    assert "mount it again (tpu_scripts/setup.sh --mount=10.0.0.2:/rag)" in done.stderr
+
 
 @pytest.mark.parametrize("failing, said", [
     ("pip", "uv, which brings Python 3.11, could not be installed"),
@@ -187,6 +194,14 @@ def test_setup_without_a_python(worker, failing, said):
     worker.cloud.program("python3", f'[ "$2" != {failing} ]')
     done = worker.run("setup", "")
     assert done.returncode == 1 and said in done.stderr
+
+
+@pytest.mark.parametrize("script, arguments", [
+    ("run.sh", ["true"]), ("setup.sh", []), ("stop.sh", []), ("fetch.sh", ["runs/x"])])
+def test_a_tpu_without_the_code_says_so(cloud, script, arguments):
+    cloud.worker()
+    done = cloud.run(script, *arguments)
+    assert done.returncode and "t-w-0: there is no code yet (tpu_scripts/sync.sh)" in done.stderr
 
 
 def test_two_workers_from_sync_to_fetch(cloud):
