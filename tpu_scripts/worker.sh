@@ -14,7 +14,11 @@ log=runs/logs/$(hostname).log
 
 setup() {
   if [[ -n $1 ]]; then
-    mountpoint --quiet runs || mount_runs "$1"
+    if ! mountpoint --quiet runs; then
+      mount_runs "$1"
+    elif [[ -e mount && $(cat mount) != "$1" ]]; then
+      die "runs is mounted from $(cat mount), not $1; unmount it first (sudo umount ~/rag_jax/runs)"
+    fi
     printf '%s\n' "$1" > mount
   fi
   if [[ ! -x venv/bin/pip ]]; then

@@ -152,7 +152,9 @@ def _is_same(then: str | None, new: str | None) -> bool:
 
 
 def _shown(one: Mapping[str, Any]) -> str:
-    return "none" if one is _ABSENT else one["source"] or "files"
+    if one is _ABSENT:
+        return "none"
+    return ("split " * one["source"].startswith(":")) + one["source"] or "files"
 
 
 def merged(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A prompt is a template with a passage, then a question, then a tail that is the same for all; or a
 chat template of the tokenizer around one. The passage comes first, so that what a generator keeps
-of it does not depend on the question. Each part is tokenized by itself.
+of it does not depend on the question. Each part is tokenized by itself, as it continues the last.
 """
 
 import re
@@ -76,7 +76,7 @@ class PromptFormat(GeneratorFormat):
     def __init__(self, tokenizer: Tokenizer, max_length: int, parts: Parts,
                  uncased_questions: bool = False):
         ending = tokenizer.encode_written((parts.ending or "").strip())
-        # A template's words of an ending are none for the model: only a marker ends its answers.
+        # A marker ends the answers of a chat; plain words at their end do not.
         ends = bool(ending) and (ending[0] == tokenizer.end or tokenizer.is_added(ending[0]))
         after = parts.after
         if parts.ending is None and not after.endswith("\n"):  # else as the chat's template has it

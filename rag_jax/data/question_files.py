@@ -14,7 +14,7 @@ from rag_jax.lines import is_utf8, numbered_lines
 
 # Strings with commas between them: Python would join 'a' 'b', as numpy prints lists, to one.
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-_ANSWERS = re.compile(r"answers?[ _]?\d*")  # columns of a table, as its header names them
+_ANSWERS = re.compile(r"answers?[\W_]*\d*[\W_]*")  # columns of a table, as headers name them
 _LIST = re.compile(rf"\[\s*(?:{_STRING}(?:\s*,\s*{_STRING})*)?\s*,?\s*\]")
 
 
@@ -304,8 +304,9 @@ def _is_header(where: str, fields: list[str], answered: bool) -> bool:
         raise DataError(f"{where}: a header with other columns before the question: the first "
                         "has to be the question, and the others its answers; or write .jsonl")
     header = fields[0].lower() in ("question", "questions")
-    other = [name for name in fields[1:] if name and not _ANSWERS.fullmatch(name.lower())]
-    if header and answered and other:
+    named = list(filter(None, fields[1:]))
+    other = [name for name in named if not _ANSWERS.fullmatch(name.lower())]
+    if header and answered and other and len(named) > 1:  # a column alone has the answers
         raise DataError(f"{where}: the column {other[0]!r:.60}: all columns after the question are "
                         "its answers: name it answer if it is one, else remove it, or write .jsonl")
     return header

@@ -153,7 +153,7 @@ class Tokenizer:
                         pair.type_ids[second[0]]) if between else None
 
     def is_added(self, token_id: int) -> bool:
-        """Whether a token was added to the vocabulary, as those are that no text becomes."""
+        """Whether a token was added to the vocabulary, as markers are."""
         return token_id in self._backend.get_added_tokens_decoder()
 
     def encode_behind(self, joint: Joint, texts: Sequence[str]) -> list[list[int]]:
@@ -166,7 +166,7 @@ class Tokenizer:
 
     def encode_within(self, text: str) -> list[int]:
         """Ids of a text that continues any other, without the space that tokenizers may put before
-        a text that stands alone."""
+        a text that stands alone; names of special tokens are letters, but in `encode_written`."""
         for before in (".", "a"):  # with one of them the text may merge into a single token
             begun, whole = self.encode([before, before + text])
             if whole[: len(begun)] == begun and len(whole) > len(begun):
@@ -191,11 +191,11 @@ class Tokenizer:
 
     def encode_part(self, text: str, first: bool = False) -> tuple[list[int], Joint]:
         """Ids of a part of a prompt, as `encode_written`, and how texts that come after it continue
-        it: so that both together are the ids of the whole. A space at its end is theirs."""
-        anchored = Joint("\n", len(self.encode(["\n"])[0]))
-        ways = [(text, Joint()), (text, anchored)]
+        it: so that both together are the ids of the whole, unless the two merge. A space at its end
+        is theirs."""
+        ways = [(text, Joint()), (text, Joint("\n", len(self.encode(["\n"])[0])))]
         if text.endswith(" "):  # which Llama 2's tokenizer writes itself
-            ways = [(text[:-1], Joint("" if self.begins_words else " "))]
+            ways = [(text[:-1], Joint(" ")), (text[:-1], Joint())]
         whole = self.encode_written(text + "a", first)
         for part, joint in ways:
             ids = self.encode_written(part, first)

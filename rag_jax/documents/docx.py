@@ -24,7 +24,9 @@ _LEFT_OUT = {f"{space}{name}" for space in (_W, _STRICT) for name in ("del", "mo
     "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"}
 _HEADING = re.compile(r"(?:heading|title|subtitle) ?([1-9]?)", re.I)
 _MARKS = {f"{_W}tab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n", f"{_W}noBreakHyphen": "-"}
-_IN_EQUATIONS = {f"{_M}den": "/", f"{_M}sup": "^", f"{_M}sub": "_"}  # written before a part of one
+# What stands before and after a part of an equation, where it has text.
+_IN_EQUATIONS = {f"{_M}den": ("/", ""), f"{_M}sup": ("^", ""), f"{_M}sub": ("_", ""),
+                 f"{_M}d": ("(", ")")}
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 
 
@@ -149,8 +151,9 @@ def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: b
         elif child.tag in _MARKS:
             yield _MARKS[child.tag]
         elif child.tag != f"{_W}p":
-            yield _IN_EQUATIONS.get(child.tag, "")
-            yield from _texts(child, styles, hidden)
+            text = "".join(_texts(child, styles, hidden))
+            before, after = _IN_EQUATIONS.get(child.tag, ("", ""))
+            yield text and f"{before}{text}{after}"
 
 
 def _is_hidden(run: ElementTree.Element, styles: Mapping[str, _Style], hidden: bool) -> bool:

@@ -134,12 +134,10 @@ def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
       HubError: damaged, unknown or incomplete; the message names the file and the remedy.
       ConfigError: the processes of a job have different files of it.
     """
-    folder = locate(source)
+    checkpoint, tensors, places = _open(locate(source))
     if hosts.connected():
-        hosts.check_same_content(f"the files of {source}", {
-            file.name: files.quick_digest(file) for file in folder.iterdir()
-            if file.suffix in (".json", ".safetensors", ".bin", ".pth") and file.is_file()})
-    checkpoint, tensors, places = _open(folder)
+        hosts.check_same({f"{file.name} of {source}": files.quick_digest(file)
+                          for file in tensors.files})
     for name, asked in (("retriever", retriever), ("generator", generator)):
         if config := getattr(checkpoint, name):
             checkpoint = dataclasses.replace(

@@ -34,9 +34,14 @@ class Tensors(collections.UserDict[str, Stored]):
         self.source = source  # the file to name in messages: the weights, or their index
 
     @property
+    def files(self) -> set[pathlib.Path]:
+        """The files with the weights."""
+        return {stored.file for stored in self.values()}
+
+    @property
     def file_bytes(self) -> int:
         """Bytes of all files together."""
-        return sum(file.stat().st_size for file in {s.file for s in self.values()})
+        return sum(file.stat().st_size for file in self.files)
 
     def read(self, name: str) -> np.ndarray:
         """The tensor as a contiguous array: float32, float16 or (ml_dtypes) bfloat16.

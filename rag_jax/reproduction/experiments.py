@@ -190,13 +190,14 @@ def pairwise(lab: Lab) -> list[Part]:
                 lab.refused["pairwise"] = f"{others}; the sheets are in {kept} now"
                 print(f"{folder}: the sheets of another configuration, and their tally, are in "
                       f"{kept} now", flush=True)
+                others = ""
             pairs.write(folder, items, controls, seed=0)
             files.write_json(
                 folder / "made.json", [made_by(cell, lab.root) for cell in systems])
         about = (f"Sheets for judges: {folder}/sheet.html and sheet.csv, {len(items)} pairs "
                  f"and {len(controls)} control items; key.json stays with you. "
                  "--tally FILE.csv ... counts the filled-in ones.")
-    tallied = None if sheets_of_others(lab.root, lab.scale) else pairs.read_tally(folder)
+    tallied = None if others else pairs.read_tally(folder)
     rows = [[OUTCOMES[outcome], *(
         beside(tallied.shares[question][outcome] if tallied else None, published[question])
         for question in pairs.QUESTIONS)] for outcome, published in paper.TABLE4.items()]

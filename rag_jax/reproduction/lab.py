@@ -66,16 +66,19 @@ def _kept(root: pathlib.Path, cell: Cell, what: Asked
 
 
 def _explained(fields: Mapping[str, Any]) -> Explained:
+    """The explained answer with these fields; ValueError where they do not fit each other."""
     found = Explained(*(fields.get(name, []) for name in Explained._fields))
     rows = found.posterior or [found.passages] * len(found.tokens)  # none where no passage is read
     if not (len(found.tokens) == len(found.p) == len(rows)
-            and {len(found.passages)} >= {len(found.texts), *map(len, rows)}
+            and len(found.passages) == len(found.texts)
+            and all(len(row) == len(found.passages) for row in rows)
             and all(isinstance(p, float) for p in found.p)):
         raise ValueError(f"{found.answer!r:.60}: its tokens, passages and posterior do not fit")
     return found
 
 
 def _measured(folder: pathlib.Path) -> Measured:
+    """The measurement in a folder; ValueError where a field that a report reads is no such one."""
     metrics = read_json(folder / "metrics.json")
     for name, number in metrics.items():
         if not isinstance(number, int | float):

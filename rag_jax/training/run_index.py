@@ -80,5 +80,5 @@ def check_tokens(index: Index, prepared: Prepared) -> None:
                           "tokens that one reads; build an index for this one")
     passage, kept = index.passages[0], index.passages.tokens(PASSAGE_TABLE).row(0)
     if list(kept) != prepared.format.passages([passage.title], [passage.text])[0]:
-        raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator; "
-                          "build an index for it")
+        raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator, as "
+                          "this version of rag_jax writes them; build an index for it")

@@ -148,13 +148,16 @@ def test_tsv_forms(tmp_path):
 
 def test_a_column_that_is_no_answer_is_refused_and_not_an_answer(tmp_path):
     """Of question, answer and category, every category was an accepted answer."""
-    for header, column in (("question\tanswer\tcategory", "category"), ("Question\tid", "id")):
+    for header, column in (("question\tanswer\tcategory", "category"), ("Question\tid\tref", "id")):
         path = write(tmp_path / "q.tsv", f"{header}\nWho?\tAna\tx\n")
         with pytest.raises(DataError, match=rf"q\.tsv:1: the column '{column}': all columns after"):
             load_examples(path)
         assert read_asked(path) == [("2", "Who?")], "no answers are read"
-    padded = write(tmp_path / "q.tsv", "question\tanswer_1\tAnswer 2\t\nWho?\tAna\tEva\t\n")
-    assert load_examples(padded) == [Example("2", "Who?", ("Ana", "Eva"))]
+    for header in ("answer_1\tAnswer 2\t", "answers[0]\tanswers[1]", "answer\tanswer.1"):
+        several = write(tmp_path / "q.tsv", f"question\t{header}\nWho?\tAna\tEva\t\n")
+        assert load_examples(several) == [Example("2", "Who?", ("Ana", "Eva"))]
+    alone = write(tmp_path / "q.tsv", "question\tgold\nWho?\tAna\n")
+    assert load_examples(alone) == [Example("2", "Who?", ("Ana",))]
 
 
 def test_a_table_may_fill_short_rows_up_with_empty_fields(tmp_path):

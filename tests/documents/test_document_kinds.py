@@ -397,11 +397,11 @@ def test_the_equations_of_a_docx_are_read(space):
     def run(text):
         return f"<m:r><m:t>{text}</m:t></m:r>"
 
-    part = (f"<m:f><m:num>{run('1')}</m:num><m:den>{run('2')}</m:den></m:f><m:sSup><m:e>{run('m')}"
-            f"</m:e><m:sup>{run('2')}</m:sup></m:sSup>")
+    part = (f"<m:f><m:num><m:d><m:e>{run('a')}</m:e></m:d></m:num><m:den>{run('2')}</m:den></m:f>"
+            f"<m:sSubSup><m:e>{run('m')}</m:e><m:sub/><m:sup>{run('2')}</m:sup></m:sSubSup>")
     body = (f'<w:p xmlns:m="{space}"><w:r><w:t>It is </w:t></w:r><m:oMath>{run("p=")}{part}'
             "</m:oMath><w:r><w:t> bar.</w:t></w:r></w:p>")
-    assert of("a.docx", docx(body)).text == "It is p=1/2m^2 bar.\n\n"
+    assert of("a.docx", docx(body)).text == "It is p=(a)/2m^2 bar.\n\n"
 
 
 BOMB = f'<w:document xmlns:w="{W}"><w:body>' + "<w:p/>" * 30_000 + "</w:body></w:document>"

@@ -178,6 +178,8 @@ fi""")
     cloud.program("mountpoint", "exit 0")
     assert worker.run("setup", "10.0.0.2:/rag").returncode == 0
     assert (worker.home / "noted").read_text().splitlines()[0] == install
+    done = worker.run("setup", "10.0.0.3:/rag")
+    assert done.returncode == 1 and "mounted from 10.0.0.2:/rag, not 10.0.0.3:/rag" in done.stderr
 
     worker.start("true")
     worker.wait()
