@@ -289,9 +289,9 @@ class Answerer:
                     draws: Draws | None = None, watch: Watch | None = None) -> Iterator[Answer]:
         """`decode`, but each answer comes as soon as it and those before it are there."""
         done, waiting, read = 0, {}, None
+        params, given = self._in_dtype(params), params
         if budget := self.settings.prefix_mib:
-            read = self.prefixes.reader(self.model, params, budget)
-        params = self._in_dtype(params)
+            read = self.prefixes.reader(self.model, given, params, budget)
         for numbers, batch in self.batches(questions, retrieved, answers=False, read=read):
             drawn = self._drawn(numbers, draws)
             if watch is not None and self._grows(batch):

@@ -401,7 +401,8 @@ class EvalConfig:
         0, "decoder-only generators: host memory in which keys and values of passages are kept "
         "between questions, the last used ones. A kept passage is not read again; a new one is "
         "read without its question, which takes longer, so this pays where many questions find the "
-        "same passages; 0 = nothing is kept", at_least=0)
+        "same passages; those of a whole batch are on the device at once, beyond memory_mib; 0 = "
+        "nothing is kept", at_least=0)
     memory_mib: int = field(4096, "budget of the decoder's arrays on a device; groups of questions "
                             "and candidates are made to fit; 0 = all at once", at_least=0)
 

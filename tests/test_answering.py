@@ -1,6 +1,7 @@
 """Batches of questions to answers with their evidence."""
 
 import dataclasses
+import operator
 from types import SimpleNamespace
 
 import jax
@@ -267,6 +268,23 @@ def test_passages_that_are_kept_change_no_bit_of_an_answer(monkeypatch):
         for name in ("token_log_probs", "token_posterior"):
             np.testing.assert_allclose(
                 getattr(one, name), getattr(other, name), rtol=1e-4, atol=1e-5)
+
+
+def test_passages_are_read_with_matrices_that_are_converted_once(monkeypatch):
+    """Each new passage converted all of the model's again."""
+    model, index, questions = shelf(longest=22)
+    model = dataclasses.replace(model, generator=dataclasses.replace(CAUSAL, dtype="bfloat16"))
+    read, program = [], prefixes._program(model.generator)
+    monkeypatch.setattr(prefixes, "_program", lambda _: lambda params, ids, mask: (
+        read.append(jax.tree.leaves(params)), program(params, ids, mask))[1])
+    answerer = answering.Answerer(
+        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), index,
+        answering.Settings(2, 2, 8, Decoding(max_length=2), prefix_mib=1))
+    params, retrieved = tiny.rag_params(model, seed=4), np.array([[n, n] for n in range(9)])
+    first, second = (answerer.decode(params, questions, retrieved) for _ in range(2))
+    assert first == second and len(read) == 9, "what is kept is known by the given parameters"
+    assert {str(leaf.dtype) for leaf in read[0]} == {"bfloat16", "float32"}
+    assert all(map(operator.is_, leaves, read[0]) for leaves in read)
 
 
 @pytest.mark.parametrize("generator", [tiny.BART, tiny.T5, CAUSAL])

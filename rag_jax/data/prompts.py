@@ -88,6 +88,7 @@ class PromptFormat(GeneratorFormat):
         self._between, self._before_question = tokenizer.encode_part(parts.between)
         self.room, self.foot = max_length - len(self.begin), []
         self._after, self.start = after[:-1], after[-1]
+        tokenizer.mark([*self.begin, *self._between, *after, *ending[:ends]])
         fixed = len(self._between) + len(self._after)
         if 2 * fixed > self.room:
             raise DataError(f"config.data.max_source_length={max_length}: the prompt's own words "

@@ -77,6 +77,7 @@ class Tokenizer:
         self.end, self.pad, self.mask = map(backend.token_to_id, names[1:])
         self.own_end = self.end
         self.start = backend.token_to_id(names[0]) if begins else None
+        self.mark([self.end, *({self.start} - {None})])
         self._letter = backend.encode("a", add_special_tokens=False).ids
         # Where bytes are tokens, one that is in no letter: a run of bytes with it has no letters.
         self._stray = backend.token_to_id("<0xFF>")
@@ -151,6 +152,18 @@ class Tokenizer:
         between = pair.ids[first[-1] + 1 : second[0]] if first and second else []
         return PairForm(pair.ids[: first[0]], between, pair.ids[second[-1] + 1 :],
                         pair.type_ids[second[0]]) if between else None
+
+    def mark(self, ids: Iterable[int]) -> None:
+        """Makes special tokens of those that were added and not said to be special: in a text their
+        names are letters, and an answer's text leaves them out. White space stays text."""
+        from tokenizers import AddedToken
+
+        added = self._backend.get_added_tokens_decoder()
+        plain = [added[i] for i in dict.fromkeys(ids) if i in added and not added[i].special
+                 and added[i].content.strip("▁ \t\r\n")]
+        self._backend.add_special_tokens([AddedToken(
+            one.content, single_word=one.single_word, lstrip=one.lstrip, rstrip=one.rstrip,
+            normalized=one.normalized, special=True) for one in plain])
 
     def is_added(self, token_id: int) -> bool:
         """Whether a token was added to the vocabulary, as markers are."""

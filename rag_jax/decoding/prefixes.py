@@ -21,7 +21,7 @@ from rag_jax import parallel
 from rag_jax.config import GeneratorConfig
 from rag_jax.decoding.memory import MIB
 from rag_jax.models import rag
-from rag_jax.models.generator import build, in_dtype
+from rag_jax.models.generator import build
 from rag_jax.types import Params
 
 KeysValues = tuple[np.ndarray, np.ndarray]  # dtype[layers, G, C, P] and dtype[layers, G, P, C]
@@ -47,9 +47,12 @@ class KeptPrefixes:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def reader(self, model: rag.RagModel, params: Params, mib: int) -> Reader:
+    def reader(self, model: rag.RagModel, params: Params, converted: Params, mib: int) -> Reader:
         """A function that reads passages with these parameters and keeps `mib` MiB of them. What
-        other parameters have read is dropped."""
+        other parameters have read is dropped.
+
+        converted: the parameters as `generator.in_dtype` makes them, anew at every call.
+        """
         config, weights = model.generator, jax.tree.leaves(params["generator"])
         with self._lock:
             known_config, known = self._generator
@@ -57,7 +60,8 @@ class KeptPrefixes:
                     ref() is not weight for ref, weight in zip(known, weights, strict=True)):
                 self._kept = collections.OrderedDict()
                 self._generator = config, [weakref.ref(weight) for weight in weights]
-            return functools.partial(self._read, self._kept, config, params["generator"], mib)
+            return functools.partial(self._read, self._kept, config, converted["generator"],
+                                     mib)
 
     def _read(self, kept: Passages, config: GeneratorConfig, params: Params, mib: int,
               rows: Sequence[Sequence[int]], padded: Sequence[int]) -> KeysValues:
@@ -111,7 +115,7 @@ def _program(config: GeneratorConfig) -> jax.stages.Wrapped:
     """(params, ids int32[1, 1, S], mask) -> keys and values of one passage."""
     def read(params: Params, ids: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
         source = nn.apply(lambda generator: generator.read(ids, mask), build(config))(
-            {"params": in_dtype(params, config.dtype)})
+            {"params": params})
         return tuple(jnp.stack([each[0] for each in every])
                      for every in zip(*source.layers, strict=True))
 

@@ -17,6 +17,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from rag_jax import files, hosts, parallel
 from rag_jax.config import T5Config
 from rag_jax.data import tokenizer_file
+from rag_jax.data.text import Tokenizer
+from rag_jax.errors import DataError
 from rag_jax.hub import atlas, causal, config_json, families, generator_inputs, names, sentence
 from rag_jax.hub.config_json import Architecture
 from rag_jax.hub.stored import HEADER_LIMIT, HubError, read_json
@@ -189,6 +191,7 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
         origins=_origins(folder, family, config),
         search=config_json.search(config, generation, generation_file if generation else file)
         if parts.generator and family.model_type not in causal.USUAL else {})
+    checkpoint = _with_its_own_end(checkpoint)
     depths = [getattr(tower, name, 0) for tower in (checkpoint.retriever, checkpoint.generator)
               for name in ("layers", "encoder_layers", "decoder_layers")]
     if max(depths) > len(tensors):  # before so many layers are listed, to say which are missing
@@ -196,6 +199,21 @@ def _open(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Pl
                        f"{len(tensors)} tensors in all. Use the config.json that was saved with "
                        "these weights")
     return checkpoint, tensors, family.places
+
+
+def _with_its_own_end(checkpoint: Pretrained) -> Pretrained:
+    """A decoder-only model with the token that its configuration names as the only end, where that
+    is not its tokenizer's: answers end with either."""
+    generator, folder = checkpoint.generator, checkpoint.tokenizers.get("generator")
+    if folder is None or generator.family != "causal" or generator.end_tokens:
+        return checkpoint
+    try:
+        own = Tokenizer.load(folder).end
+    except DataError:  # told where it is used, as another may be named
+        return checkpoint
+    ends = (checkpoint.ids.end,) * (checkpoint.ids.end != own)
+    return dataclasses.replace(
+        checkpoint, generator=dataclasses.replace(generator, end_tokens=ends))
 
 
 def _open_atlas(folder: pathlib.Path) -> tuple[Pretrained, Tensors, dict[str, names.Place]]:

@@ -143,6 +143,8 @@ def resolve(config: Config) -> Config:
         generator = kept(model.generator, architectures["generator"])
         if model.generator.start_token >= 0:
             generator = dataclasses.replace(generator, start_token=model.generator.start_token)
+        if model.generator.end_tokens:
+            generator = dataclasses.replace(generator, end_tokens=model.generator.end_tokens)
         model = dataclasses.replace(model, generator=generator)
     inputs = {**generator_inputs.OUR_INPUTS,
               **(described(sources["generator"]).inputs if "generator" in sources else {})}

@@ -33,7 +33,7 @@ def read(monkeypatch):
     def read(*rows, params, mib=1, padded=None, model=MODEL):
         runs.clear()
         padded = padded or [-(-len(row) // 8) * 8 for row in rows]
-        keys, values = kept.reader(model, params, mib)(rows, padded)
+        keys, values = kept.reader(model, params, params, mib)(rows, padded)
         np.testing.assert_array_equal(keys.swapaxes(3, 4), values)
         assert keys.shape == (len(rows), 2, 1, 4, max(padded))
         for row, found in zip(rows, keys, strict=True):

@@ -21,8 +21,8 @@ from rag_jax.data.tokenizer_training import (
     train_bert_tokenizer,
 )
 from rag_jax.hub import families
-from rag_jax.hub.config_json import Architecture, causal_json, special_ids
-from rag_jax.hub.load import describe, load, locate
+from rag_jax.hub.config_json import Architecture, SpecialIds, causal_json, special_ids
+from rag_jax.hub.load import abstract, describe, load, locate
 from rag_jax.hub.save import save
 from rag_jax.hub.stored import HubError
 from rag_jax.models.rag import RagModel
@@ -285,6 +285,22 @@ def test_several_end_tokens_go_in_and_out(tmp_path):
     for file in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "out" / file).read_text())["eos_token_id"] == [5, 2]
     assert causal_json(CausalConfig(end_tokens=(5, 2)), IDS)["eos_token_id"] == [5, 2]
+
+
+def test_the_only_end_of_a_decoder_only_model_counts_where_its_tokenizer_has_another(tmp_path):
+    """Its answers did not end there, but ran on to the longest length."""
+    tokenizer = train_bart_tokenizer(["Lima is the capital of Peru"], 300)
+    config = CausalConfig(variant="qwen2", vocab_size=300, max_positions=32, width=8, heads=2,
+                          kv_heads=1, head_size=4, mlp_width=8, decoder_layers=1)
+    for end, expected in ((tokenizer.end, ()), (7, (7,))):
+        architecture = Architecture(None, config, SpecialIds(end, end, tokenizer.pad, None))
+        folder = tmp_path / str(end)
+        tree = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), nn.meta.unbox(
+            abstract(["generator"], architecture)))
+        save(folder, "Qwen2ForCausalLM", tree, architecture, tokenizers={"generator": tokenizer})
+        assert describe(folder).generator.end_tokens == expected
+        (folder / "tokenizer.json").write_text("{")
+        assert describe(folder).generator.end_tokens == (), "told where it is read"
 
 
 def test_contriever_is_a_bert_whose_vectors_are_means(tmp_path):

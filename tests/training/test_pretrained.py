@@ -157,6 +157,8 @@ def test_what_a_checkpoint_says_of_generation_holds_where_it_answers_as_it_is(so
     assert resolved(**{"train.steps": 5})[1] == (None, None)
     own = resolved(**{"model.generator.start_token": PIECES.end})[0]
     assert own.model.generator.start_token == PIECES.end
+    ends = resolved(**{"model.generator.end_tokens": (PIECES.end, 9)})[0]
+    assert ends.model.generator.end_tokens == (PIECES.end, 9), "they were dropped without a word"
     assert pretrained.resolve(found) == found, "what is stored in a workdir stays as it is"
 
 
