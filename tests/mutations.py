@@ -5,7 +5,7 @@
 Works on copies of the checkout in temporary folders. First the named tests have to pass on the
 source as it is. Then every mutation is KILLED (a test failed, or ran longer than the limit) or has
 SURVIVED, which means that no test guards that line. Status 1 if any survived. A room is a folder
-of rag_jax/ or a file beside the folders. All of it takes ten minutes on one core.
+of rag_jax/ or a file beside the folders. All of it takes an hour on two cores.
 """
 
 import argparse

@@ -70,36 +70,34 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
     known, described = earlier["inputs"] if earlier else {}, {}
     for name, source in sources.items():
         if source:
+            shown, files = _contents(name, source, data.data_dir)
             entries = known.get(name, _ABSENT)["files"]
-            files = {key: _entry(path, entries.get(key))
-                     for key, path in _files(name, source, data.data_dir).items()}
-            named = source.startswith(("task:", "tfds:")) or files.keys() <= set(_LATER_FILES)
-            if source.startswith("tfds-dir:"):
-                shown = f":{directory_and_split(source)[1]}"
-            else:
-                shown = source if named else ""
-            described[name] = {"source": shown, "files": files}
+            described[name] = {"source": shown, "files": {
+                key: _entry(path, entries.get(key)) for key, path in files.items()}}
     return {"fields": fields, "inputs": described}
 
 
-def _files(name: str, source: str, data_dir: str) -> dict[str, pathlib.Path]:
-    """The existing files of a source, by their path in its folder; "" = the source itself."""
+def _contents(name: str, source: str, data_dir: str) -> tuple[str, dict[str, pathlib.Path]]:
+    """What of a source's name says what it contains, and its existing files, by their path in its
+    folder; "" = the source itself."""
     if source.startswith("tfds:"):
-        return {}  # the data set's own version
+        return source, {}  # the data set's own version
     if source.startswith("task:"):
-        return {path.name: path for path in task_files_of(source, data_dir)}
-    path = pathlib.Path(source.removeprefix("kilt:"))
+        return source, {path.name: path for path in task_files_of(source, data_dir)}
+    shown, path = "", pathlib.Path(source.removeprefix("kilt:"))
     if source.startswith("tfds-dir:"):
-        path, _ = directory_and_split(source)
+        path, split = directory_and_split(source)
+        shown = f":{split}"
     if path.is_file():
-        return {"": path}
+        return shown, {"": path}
     if name == "passages":
         paths = [pathlib.Path(file) for file in corpus_files(source)]
     elif name in QUESTIONS:
         paths = [file for file in sorted(path.rglob("*")) if file.is_file()]
     else:
         paths = [path / file for file in _TOKENIZER_FILES if (path / file).is_file()]
-    return {file.relative_to(path).as_posix(): file for file in paths}
+    files = {file.relative_to(path).as_posix(): file for file in paths}
+    return shown or source * (files.keys() <= set(_LATER_FILES)), files
 
 
 def _entry(path: pathlib.Path, known: Mapping[str, Any] | None) -> dict[str, Any]:
