@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.inputs import DONE
 from rag_jax.data.prompts import TEMPLATES, PromptFormat, parts_of
 from rag_jax.data.question_files import Example
@@ -107,10 +108,25 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
     format = generator_format(config, generator_tokenizer)
     return Prepared(
         retriever_tokenizer, format.tokenizer, format,
-        LazyMapping(store_names, lambda name: PassageStore.open(folder / "memories" / name)),
+        LazyMapping(store_names, lambda name: _open_store(folder / "memories" / name, format)),
         LazyMapping(split_names,
                     lambda name: load_examples(f"tfds-dir:{folder / 'questions'}:{name}")),
         warmup if warmup.exists() else None)
+
+
+def _open_store(path: pathlib.Path, format: GeneratorFormat) -> PassageStore:
+    store = PassageStore.open(path)
+    if PASSAGE_TABLE in store.token_tables and not is_in(format, store):
+        raise ConfigError(f"{path}: an earlier version of rag_jax wrote its passages in other "
+                          "tokens than this one writes for this generator; name another "
+                          "--workdir, or go on with that version")
+    return store
+
+
+def is_in(format: GeneratorFormat, store: PassageStore) -> bool:
+    """Whether the first passage of a store has the tokens that the format gives it."""
+    passage, kept = store[0], store.tokens(PASSAGE_TABLE).row(0)
+    return list(kept) == format.passages([passage.title], [passage.text])[0]
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.prepare import chunked, prepare
 from rag_jax.data.prepared import StoreTexts, open_prepared
 from rag_jax.data.question_files import Example
-from rag_jax.data.text import Tokenizer, encoder_input
+from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input
 from rag_jax.errors import DataError
 from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import Passage
@@ -129,6 +129,15 @@ def test_prepared_data_do_not_need_their_sources_any_more(own):
     config, work = own
     gone = replace(config, {f"data.{n}": "gone.tsv" for n in ("passages", "train", "dev")})
     assert len(prepare(gone, work).splits["train"]) == 2
+
+
+def test_passages_in_the_tokens_of_an_earlier_version_are_read_no_further(own, monkeypatch):
+    """They would be trained on beside questions in those of this version."""
+    config, folder = own
+    monkeypatch.setattr(GeneratorFormat, "passages", lambda self, titles, texts: [[5, 6]])
+    stores = open_prepared(config, folder).stores
+    with pytest.raises(ConfigError, match="passages: an earlier version of rag_jax wrote its pass"):
+        stores["passages"]
 
 
 @pytest.mark.parametrize("lost", [
