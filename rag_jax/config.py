@@ -367,7 +367,7 @@ class EvalConfig:
         at_least=0)
     length_penalty: float | None = field(
         None, "answers are ranked by log p / length**penalty, 0 = by log p; none = as num_beams "
-        "with strategy=marginal, else 0")
+        "with strategy=marginal, else 0", at_least=-5, at_most=5)
     no_repeat_ngram_size: int | None = field(
         None, "no n-gram of this size twice in an answer, 0 = no rule; none = as num_beams, else 0",
         at_least=0)

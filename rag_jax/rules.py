@@ -20,7 +20,7 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
     """
     problems = list(problems_of_values(config, "config.")) or list(itertools.chain(
         _texts(config), _runs(config, trains), _data(config), _towers(config, resolved),
-        _stages(config)))
+        _stages(config, trains)))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
@@ -55,14 +55,14 @@ def problems_of_values(config: Any, prefix: str = "") -> Iterator[str]:
             yield f"{where}={value!r}: expected {type_name(f.type)}"
         elif value is not None:
             least, most = f.metadata.get("at_least"), f.metadata.get("at_most")
-            if least is not None and not value >= least:
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"{where}={value!r}: must be a finite number"
+            elif least is not None and not value >= least:
                 yield f"{where}={value!r}: must be at least {least}"
             elif most is not None and not value <= most:
                 yield f"{where}={value!r}: must be at most {most}"
             elif isinstance(value, int) and abs(value) >= 2**32:
                 yield f"{where}={value!r}: must be below 2**32"
-            elif isinstance(value, float) and not math.isfinite(value):
-                yield f"{where}={value!r}: must be a finite number"
 
 
 def _texts(config: Config) -> Iterator[str]:
@@ -216,6 +216,11 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     if model.retriever.model_type == "modernbert" and model.retriever.scan_layers:
         yield ("config.model.retriever.scan_layers: the layers of a ModernBERT are not alike; set "
                "false")
+    if model.retriever.model_type == "modernbert" and not model.retriever.pretrained and (
+            model.retriever.width // model.retriever.heads % 2):
+        yield (f"config.model.retriever.heads={model.retriever.heads}: heads of a ModernBERT must "
+               "have an even size, as rotary positions turn pairs of numbers; this is "
+               f"width={model.retriever.width} divided by it")
     if model.generator.param_dtype != "float32" and (
             model.generator.dtype != model.generator.param_dtype):
         yield (f"config.model.generator.param_dtype={model.generator.param_dtype}: what is "
@@ -224,6 +229,11 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     known = resolved or "generator" not in model.sources
     if model.generator.family == "causal":
         yield from _decoder_only(config, known)
+    if model.generator.family == "t5" and known and (
+            model.generator.relative_distance <= model.generator.relative_buckets // 2):
+        yield (f"config.model.generator.relative_distance={model.generator.relative_distance}: "
+               "must be more than half of config.model.generator.relative_buckets="
+               f"{model.generator.relative_buckets}")
     if config.eval.prefix_mib and known and (
             model.generator.family != "causal" or model.head == "classification"
             or config.data.source_format in ("question_first", "hugging_face")):
@@ -264,17 +274,18 @@ def _decoder_only(config: Config, known: bool) -> Iterator[str]:
             "rope_theta", "rope_local_theta", "rope_factor", "rope_low", "rope_high"))
         yield (f"{named}: the bases of rotary positions (theta) must be above 1, the factor above "
                "0, and rope_low above 0 and below rope_high")
-    both = data.max_source_length + data.max_target_length
-    if known and both > tower.max_positions:
-        yield (f"config.data.max_source_length={data.max_source_length} and max_target_length="
-               f"{data.max_target_length}: the answer continues the prompt, and the model has "
+    more, what = ("max_question_length", "question") if (
+        config.model.head == "classification") else ("max_target_length", "answer")
+    if known and data.max_source_length + getattr(data, more) > tower.max_positions:
+        yield (f"config.data.max_source_length={data.max_source_length} and {more}="
+               f"{getattr(data, more)}: the {what} continues the prompt, and the model has "
                f"{tower.max_positions} positions for both (max_positions)")
     if tower.window and any(RUNS[run].kind == "fid" for run in config.runs if run in RUNS):
         yield ("config.runs: fid reads passages side by side, where a generator with local layers "
                f"(window={tower.window}) cannot tell which are near; name rag_token or another")
 
 
-def _stages(config: Config) -> Iterator[str]:
+def _stages(config: Config, trains: bool) -> Iterator[str]:
     retrieval = config.retrieval
     for name in ("train", "generator_warmup"):
         stage = getattr(config, name)
@@ -284,7 +295,7 @@ def _stages(config: Config) -> Iterator[str]:
     if retrieval.where == "device" and retrieval.retriever == "hybrid":
         yield ("config.retrieval.where=device: words are searched on the host, so config.retrieval."
                "retriever=hybrid is too; set host")
-    if retrieval.where == "device" and retrieval.staleness:
+    if trains and retrieval.where == "device" and retrieval.staleness:
         yield (f"config.retrieval.staleness={retrieval.staleness}: with "
                "config.retrieval.where=device the step retrieves for itself; set 0")
     if config.retriever_warmup.optimizer.accumulate > 1:

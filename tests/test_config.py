@@ -207,12 +207,13 @@ def test_the_section_of_another_is_refused(config, told):
     ("retrieval.recall_target", "0", "config.retrieval.recall_target=0.0: must be at least 0.01"),
     ("retrieval.num_leaves", "0", "config.retrieval.num_leaves=0: must be at least 1"),
     ("model.retriever.heads", "0", "config.model.retriever.heads=0: must be at least 1"),
-    ("train.optimizer.learning_rate", "nan", "learning_rate=nan: must be at least 0"),
+    ("train.optimizer.learning_rate", "nan", "learning_rate=nan: must be a finite number"),
     ("generator_warmup.mask_ratio", "1.5", "mask_ratio=1.5: must be at most 1"),
     ("model.generator.dropout", "30", "config.model.generator.dropout=30.0: must be at most 1"),
     # It was refused after hours of warm-ups, and the workdir then took no other.
     ("retrieval.bm25_k1", "1e7", "config.retrieval.bm25_k1=10000000.0: must be at most"),
     ("train.label_smoothing", "2", "config.train.label_smoothing=2.0: must be at most 1"),
+    ("eval.length_penalty", "-6", "config.eval.length_penalty=-6.0: must be at least -5"),
 ])
 def test_a_value_out_of_bounds_is_refused(name, text, told):
     with pytest.raises(ConfigError) as error:
@@ -227,6 +228,8 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
      "train.retriever_objective": "pdist"},
     {"runs": ("fid_joint", "frozen", "bm25"), "train.retriever_objective": "adist"},
     {"train.generator_rate": None, "train.retriever_objective": "pdist"},
+    {"eval.length_penalty": -5.0},
+    {"model.generator.family": "t5", "model.generator.relative_distance": 17},
     {"model.null_document": "mlp", "retrieval.k": 1, "train.retriever_objective": "loop"},
     {"runs": ("rag_token", "frozen", "bm25", "closed_book"), "retrieval.retriever": "hybrid",
      "train.bm25_weight_rate": 10.0},
@@ -256,8 +259,16 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     ({"data.max_source_length": 1025}, "config.data.max_source_length=1025: the model has 1024"),
     ({"model.generator.max_positions": 20, "data.max_source_length": 20},
      "config.data.max_target_length=32: the model has 20 positions"),
-    ({"retrieval.where": "device", "retrieval.staleness": 1},
-     "config.retrieval.staleness=1: with config.retrieval.where=device the step retrieves"),
+    ({"model.generator.family": "t5", "model.generator.relative_distance": 16},
+     "config.model.generator.relative_distance=16: must be more than half of config.model.generator"
+     ".relative_buckets=32"),
+    ({"model.retriever.model_type": "modernbert", "model.retriever.heads": 256,
+      "model.retriever.scan_layers": False}, "config.model.retriever.heads=256: heads of a Modern"),
+    ({"model.generator.family": "causal", "model.generator.max_positions": 300,
+      "model.head": "classification", "eval.labels": ("yes", "no"), "data.max_target_length": 8},
+     "config.data.max_source_length=256 and max_question_length=64: the question continues the"),
+    ({"model.generator.family": "causal", "model.generator.max_positions": 280},
+     "config.data.max_source_length=256 and max_target_length=32: the answer continues the prompt"),
     ({"model.head": "classification", "eval.labels": ("yes",)},
      "config.eval.labels: config.model.head=classification chooses among them; name the classes"),
     ({"model.head": "label_token"}, "config.eval.labels: config.model.head=label_token chooses"),
@@ -328,6 +339,14 @@ def test_a_document_encoder_trains_on_the_devices_and_answers_anywhere(changes):
     assert validate(config) == config
     with pytest.raises(ConfigError, match="the passages are embedded again on the devices; set "
                        "config.retrieval.where=device and config.retrieval.k above 0, or "):
+        validate(config, trains=True)
+
+
+def test_what_a_step_does_with_stale_passages_is_no_matter_to_answers():
+    config = replace(Config(), {"retrieval.where": "device", "retrieval.staleness": 1})
+    assert validate(config) == config
+    with pytest.raises(ConfigError, match="config.retrieval.staleness=1: with config.retrieval.whe"
+                       "re=device the step retrieves"):
         validate(config, trains=True)
 
 

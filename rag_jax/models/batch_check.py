@@ -63,10 +63,13 @@ def _sizes(model: RagModel, batch: Batch) -> dict[str, int]:
 def _check_lengths(model: RagModel, sizes: dict[str, int], longest_answer: int) -> None:
     """Raises a ValueError where something is longer than the model has positions."""
     source, answer = sizes["S"], max(sizes.get("T", 0), longest_answer)
+    question = sizes.get("Q", 0)  # of a classifier's decoder
     lengths = [("source_ids", source, model.generator), ("target_ids", answer, model.generator),
-               ("decoder_ids", sizes.get("Q", 0), model.generator)]
+               ("decoder_ids", question, model.generator)]
     if model.generator.family == "causal":
         lengths = [("source_ids and the answer that continues them", source + answer,
+                    model.generator),
+                   ("source_ids and the decoder_ids that continue them", source + question,
                     model.generator)]
     if not model.lexical:
         lengths += [("question_ids", sizes["question"], model.retriever),

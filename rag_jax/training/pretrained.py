@@ -146,8 +146,11 @@ def resolve(config: Config) -> Config:
         if model.generator.end_tokens:
             generator = dataclasses.replace(generator, end_tokens=model.generator.end_tokens)
         model = dataclasses.replace(model, generator=generator)
-    inputs = {**generator_inputs.OUR_INPUTS,
-              **(described(sources["generator"]).inputs if "generator" in sources else {})}
+    inputs = dict(generator_inputs.OUR_INPUTS)
+    if "generator" in sources:
+        inputs |= described(sources["generator"]).inputs
+    elif model.generator.family == "causal":  # as of a checkpoint without a chat template
+        inputs["source_format"] = "prompt"
     if config.data.source_format not in ("auto", inputs["source_format"]):
         inputs.pop("prompt", None)  # it belongs to the other format
     left_open = {name: value for name, value in inputs.items()
@@ -225,7 +228,7 @@ def notes(asked: Config, resolved: Config) -> list[str]:
                for name, usual in {**generator_inputs.OUR_INPUTS, "prompt": ""}.items()
                if getattr(asked.data, name) in ("auto", "")
                and getattr(resolved.data, name) != usual]
-    if changed:
+    if changed and "generator" in sources:
         lines.append(f"{sources['generator']}: {' and '.join(changed)}, as it was trained; set "
                      "them yourself for another form")
     changed = [f"config.eval.{f.name}={now}" for f in dataclasses.fields(EvalConfig)

@@ -65,6 +65,16 @@ def test_a_decoder_only_answer_continues_its_prompt():
         batch_check.check(model, BATCH, 7)
 
 
+def test_a_decoder_only_classifier_reads_the_question_behind_its_prompt():
+    model = tiny.rag_model(generator=CausalConfig(vocab_size=30, max_positions=12), classes=2)
+    ids, mask = long(6)
+    batch = BATCH._replace(decoder_ids=ids, decoder_mask=mask)
+    batch_check.check(model, batch)
+    ids, mask = long(7)
+    with pytest.raises(ValueError, match="decoder_ids that continue them: 13 tokens, but the mod"):
+        batch_check.check(model, batch._replace(decoder_ids=ids, decoder_mask=mask))
+
+
 def test_in_batch_negatives_need_the_rows_of_the_passages():
     with pytest.raises(ValueError, match="Batch.doc_ids is None"):
         log_likelihood(MODEL, {}, BATCH._replace(doc_ids=None), in_batch_negatives=True)

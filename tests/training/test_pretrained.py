@@ -272,6 +272,15 @@ def test_an_export_says_how_its_inputs_are_written(tmp_path, family, asked):
     assert found == {**OUR_INPUTS, **asked}
 
 
+@pytest.mark.parametrize("family, read", [("bart", "question_kept"), ("causal", "prompt")])
+def test_a_generator_of_random_weights_reads_as_its_family_does(family, read):
+    """A decoder-only one read no prompts, and one that was set was refused for that."""
+    asked = overrides.replace(Config(), {"model.generator.family": family})
+    resolved = pretrained.resolve(asked)
+    assert resolved.data.source_format == read
+    assert pretrained.notes(asked, resolved) == []
+
+
 def test_what_a_config_json_says_of_inputs_is_not_taken_on_trust(tmp_path):
     rag, encoder = (FAMILIES[name] for name in ("RagModel", "DPRQuestionEncoder"))
     for own in ({"source_format": [1]}, {"source_format": "x"}, {"prompt": 3}, [], "question_kept"):
