@@ -36,6 +36,8 @@ _ENDS = 1 << 20  # bytes at either end of a file
 _HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname()) or "host"
 _OWNED = re.compile(
     r"\.(?P<name>.+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or what this user may have of it
+_OF_DISK = (*_FULL, errno.EFBIG, errno.EIO, errno.EROFS)
 _LOST_AFTER_SECS = 24 * 3600  # another host will not finish a file that it has not touched so long
 _alive: set[str] = set()  # names of the files and working folders that this process writes now
 
@@ -45,19 +47,20 @@ class FolderError(UserError, OSError):
 
 
 @contextlib.contextmanager
-def named_when_full(path: pathlib.Path) -> Iterator[None]:
-    """Adds the path to errors of a full disk that name no file: those of the system, and those of
-    numpy, which only count the items that were written.
+def naming(path: pathlib.Path) -> Iterator[None]:
+    """Adds the path to errors of a disk that name no file: of one that is full, of a quota or a
+    limit of sizes, of a bad one; and to those of numpy, which only count what was written.
 
     Raises:
-      OSError: an error of the body; that of a full disk names `path`.
+      OSError: an error of the body; that of a disk names `path`.
     """
     try:
         yield
     except OSError as error:
         short = re.fullmatch(r"\d+ requested and \d+ written", str(error))
-        if short or error.errno == errno.ENOSPC and error.filename is None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        number = errno.ENOSPC if short else error.errno
+        if short or number in _OF_DISK and error.filename is None:
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise
 
 
@@ -74,7 +77,7 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: boo
     """
     temporary = _own_name(path)
     try:
-        with (named_when_full(path),
+        with (naming(path),
               temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file,
               _sigterm_as_ctrl_c() if keep else contextlib.nullcontext()):
             yield file
@@ -146,9 +149,15 @@ def begin_folder(path: pathlib.Path, key: str | None = None) -> pathlib.Path:
                                     or (folder / "content").is_symlink()):
         _remove(folder)
     folder.mkdir(exist_ok=True)
-    if not (folder / MARK).exists():
-        (folder / MARK).write_text(json.dumps({"key": key, "host": _HOST, "pid": os.getpid()}),
-                                   "utf-8")
+    mark = folder / MARK
+    if not mark.exists():
+        try:
+            with naming(path):
+                mark.write_text(json.dumps({"key": key, "host": _HOST, "pid": os.getpid()}), "utf-8")
+        except OSError:
+            mark.unlink(missing_ok=True)
+            folder.rmdir()
+            raise
     (folder / "content").mkdir(exist_ok=True)
     return folder / "content"
 
@@ -191,7 +200,16 @@ def remove_folder(path: pathlib.Path) -> None:
     """Removes a folder or file of this package, if it is there: its name is gone at once."""
     if not os.path.lexists(path):
         return
-    content = begin_folder(path)
+    try:
+        content = begin_folder(path)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        # There is no room for a mark, which this makes. A kill here leaves a part of the folder.
+        hidden = _own_name(path)
+        os.rename(path, hidden)
+        _delete(hidden)
+        return
     os.rename(path, content / "removed")
     discard_folder(content)
 
@@ -204,7 +222,7 @@ def new_folder(path: pathlib.Path, replace: bool = False) -> Iterator[pathlib.Pa
     """
     content = begin_folder(path)
     try:
-        with named_when_full(path):
+        with naming(path):
             yield content
         publish_folder(content, path, replace)
     finally:
@@ -426,7 +444,11 @@ def _remove(folder: pathlib.Path) -> None:
         raise FolderError(f"{folder}: exists without {MARK}, so it is none of ours; move it")
     for path in folder.iterdir():
         if path.name != MARK:
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            _delete(path)
     (folder / MARK).unlink(missing_ok=True)
     folder.rmdir()
     _alive.discard(folder.name)
+
+
+def _delete(path: pathlib.Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

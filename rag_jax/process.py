@@ -26,6 +26,7 @@ traceback above and these versions: {}"""
 def run(main: Callable[[], int | None]) -> None:
     """Calls main(), and exits: with status 1 after an error, of which the user sees one message, or
     a traceback too if it is a defect."""
+    open_streams()
     keep_memory()
     take_library_products()
     for stream in (sys.stdout, sys.stderr):  # an answer may have letters that the terminal lacks
@@ -36,6 +37,13 @@ def run(main: Callable[[], int | None]) -> None:
     if code and code != UNFINISHED and hosts.connected():
         hosts.leave(code)
     sys.exit(code)
+
+
+def open_streams() -> None:
+    """Opens the standard streams that the process was started without, as a daemon is."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def _outcome(main: Callable[[], int | None]) -> int | str | None:

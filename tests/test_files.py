@@ -208,8 +208,34 @@ def test_an_error_of_a_full_disk_names_what_is_written(tmp_path):
                 with place(tmp_path / "named"):
                     write()
             assert told.value.errno == errno.ENOSPC
-    with pytest.raises(OSError, match="another"), files.named_when_full(tmp_path / "named"):
+    with pytest.raises(OSError, match="another"), files.naming(tmp_path / "named"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "another")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS])
+def test_an_error_of_a_quota_a_limit_or_a_bad_disk_names_what_is_written(tmp_path, number):
+    with pytest.raises(OSError, match=f"{os.strerror(number)}: .*named"):
+        with files.replaced(tmp_path / "named"):
+            raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_is_removed_needs_no_room(tmp_path, monkeypatch, folder):
+    """On a full disk, the rest of a failed checkpoint stayed and kept the disk full."""
+    def full(path, *text):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pathlib.Path, "write_text", full)
+    doomed = tmp_path / "doomed"
+    if folder:
+        (doomed / "in").mkdir(parents=True)
+    else:
+        doomed.touch()
+    files.remove_folder(doomed)
+    with pytest.raises(OSError, match="No space left on device: .*made"):
+        files.begin_folder(tmp_path / "made")
     assert not any(tmp_path.iterdir())
 
 

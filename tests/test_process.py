@@ -183,6 +183,14 @@ print(kept - resident(), last.sum())
     assert int(done.stdout.split()[0]) > 150 * 2**20
 
 
+def test_a_daemon_has_no_streams():
+    """It ended with "'NoneType' object has no attribute 'isatty'", as a defect."""
+    code = ("import sys; from rag_jax import process\n"
+            "process.run(lambda: print(sys.stdin.read(), sys.stderr.isatty(), file=sys.stderr))")
+    done = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code])
+    assert done.returncode == 0
+
+
 def test_what_the_terminal_cannot_show_is_escaped():
     """An answer with a letter beyond ASCII ended in a traceback, as a defect of rag_jax."""
     code = "from rag_jax import process; process.run(lambda: print('Per\\u00fa'))"

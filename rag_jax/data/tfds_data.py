@@ -30,7 +30,8 @@ _TFDS_READ_SIZE = 1024  # examples per batched read: ten times faster than singl
 _TFDS_MODULES = {"web_questions": "tensorflow_datasets.question_answering.web_questions"}
 _CLASS_KEYS = ("pythonClassName", "python_class_name", "type")  # in a features.json
 _TFDS_FEATURE = re.compile(r"tensorflow_datasets\.core\.features(\.\w+)+")
-_TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?")
+_TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[^\]]*\])?))?",
+                             re.DOTALL)
 _TRIVIA_QA_URL = "http://nlp.cs.washington.edu/triviaqa/data/triviaqa-{}.tar.gz"
 _MARK = "rag_jax_fingerprint.json"  # in what `prepare_dataset` wrote
 

@@ -319,5 +319,9 @@ def index_words(store: PassageStore, folder: Path, settings: Bm25Settings) -> No
         raise RetrievalError(f"{store.path}: no passage has a word that BM25 counts; stop words "
                              f"({settings.language}) and single letters are left out.")
     index = _library().BM25(k1=settings.k1, b=settings.b, method=METHOD)
-    index.index(words, show_progress=progress)
+    # Numbered as they come: bm25s would number them in the order of a set, which is another one in
+    # each process.
+    numbers: dict[str, int] = {}
+    ids = [[numbers.setdefault(word, len(numbers)) for word in row] for row in words]
+    index.index((ids, numbers), show_progress=progress)
     index.save(folder, show_progress=progress)

@@ -54,7 +54,7 @@ def publishing(out: Path, waits: bool = False) -> Iterator[None]:
             files.remove_leftovers(out)
             _publish_killed(out)
             try:
-                with files.named_when_full(out):
+                with files.naming(out):
                     yield
             finally:
                 _remove_unbegun(out)

@@ -29,9 +29,15 @@ class Clock:
         """
         hosts.say(f"== {name}")
         began, before = time.monotonic(), 0.0 if anew else self.secs.get(name, 0.0)
-        try:
-            yield
-        finally:
+        def note() -> None:
             self.secs[name] = before + time.monotonic() - began
             if hosts.leads():
                 write_sealed(self._file, self.secs)
+
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # of a full disk, say, which the body has met too
+                note()
+            raise
+        note()

@@ -18,6 +18,7 @@ from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_passages
 from rag_jax.data.question_files import Example
+from rag_jax.errors import UserError
 from rag_jax.models.rag import RagModel
 from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
@@ -237,11 +238,19 @@ def with_words(job: Job, index: Index) -> Index:
                 words = Bm25Index.open(folder)
                 if words.settings.record == settings.record:
                     return words, matching_rows(index, words)
-        with staging(folder, waits=True) as made:
-            store = index.passages
-            if index.valid is not None:
-                store = copy_rows(made / "store", kept_rows(store, index.valid))
-            return build_bm25(store, folder, overwrite=True, settings=settings), None
+        try:
+            with staging(folder, waits=True) as made:
+                store = index.passages
+                if index.valid is not None:
+                    store = copy_rows(made / "store", kept_rows(store, index.valid))
+                return build_bm25(store, folder, overwrite=True, settings=settings), None
+        except OSError as error:
+            if isinstance(error, UserError):
+                raise
+            raise RetrievalError(
+                f"{folder}: the words of the passages are counted once, by the first command that "
+                f"retrieves by them, and cannot be written here ({error}); run it once as somebody "
+                "who may write there, or copy the index") from error
 
     words, rows = hosts.first(counted)
     return HybridIndex(index, words, fusion, rows)

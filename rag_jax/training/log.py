@@ -8,7 +8,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 from rag_jax import files
 
@@ -104,12 +104,12 @@ class MetricWriter(contextlib.AbstractContextManager):
         if self._lines is None:
             self._lines = self._open_lines()
         line = json.dumps(record, ensure_ascii=False, allow_nan=False)
-        self._lines.write(line.encode() + b"\n")  # unbuffered: one system call
+        with files.naming(self.path):
+            _write_whole(self._lines, line.encode() + b"\n")
         if self._tensorboard:
             if self._events is None:
-                self._events = self._open_events()
-            for name, value in values.items():
-                self._events.add_scalar(name, value, global_step=int(step))
+                self._events = _Events(self._workdir / "tensorboard", self._purge_step)
+            self._events.write(int(step), values)
 
     def close(self) -> None:
         """Flushes and closes the files; a later write opens them again."""
@@ -127,15 +127,51 @@ class MetricWriter(contextlib.AbstractContextManager):
                 file.write(b"\n")
         return file
 
-    def _open_events(self):
-        from tensorboardX import SummaryWriter
 
-        return SummaryWriter(
-            str(self._workdir / "tensorboard"),
-            purge_step=self._purge_step,
+def _write_whole(file: BinaryIO, line: bytes) -> None:
+    """Writes to an unbuffered file: in one system call, and the rest of a short write after it."""
+    while line:
+        line = line[file.write(line) :]
+
+
+class _Events:
+    """A file of TensorBoard's events.
+
+    tensorboardX's SummaryWriter writes in a thread, which a full disk ends; its next calls then
+    wait for ever.
+
+    Args:
+      folder: gets the file.
+      purge_step: TensorBoard hides the points of earlier files from this step on; None = none.
+    """
+
+    def __init__(self, folder: pathlib.Path, purge_step: int | None):
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._folder, self._event, self._summary = folder, Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.naming(folder):
             # Names count whole seconds: without a suffix a quick resume overwrites the first file.
-            filename_suffix=f".{time.time_ns()}",
-        )
+            self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+            if purge_step is not None:
+                self._writer.write_event(Event(step=purge_step, file_version="brain.Event:2"))
+                self._writer.write_event(Event(
+                    step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the values of one step by their names."""
+        points = [self._summary.Value(tag=name, simple_value=value)
+                  for name, value in values.items()]
+        with files.naming(self._folder):
+            self._writer.write_event(self._event(
+                wall_time=time.time(), step=step, summary=self._summary(value=points)))
+            self._writer.flush()
+
+    def close(self) -> None:
+        with files.naming(self._folder):
+            self._writer.close()
 
 
 class Progress(contextlib.AbstractContextManager):

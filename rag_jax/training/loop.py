@@ -137,7 +137,7 @@ def run_stage(stage: Stage) -> TrainState:
       The state after the last step.
 
     Raises:
-      Preempted: SIGTERM or Ctrl-C; the state has been saved and the same command goes on.
+      Preempted: SIGTERM, SIGHUP or Ctrl-C; the state has been saved and the same command goes on.
       TrainingError: a loss became NaN or infinite, or the guard stops at a retrieval collapse.
     """
     best = stage.best_metric if stage.evaluate else ()

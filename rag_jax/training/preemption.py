@@ -1,7 +1,10 @@
-"""SIGTERM, by which a machine announces that it is taken away, and Ctrl-C, during training."""
+"""Signals during training: SIGTERM, by which a machine announces that it is taken away, SIGHUP of a
+terminal that is closed, and Ctrl-C."""
 
 import contextlib
+import os
 import signal
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -9,10 +12,12 @@ from types import FrameType
 from rag_jax import hosts
 from rag_jax.errors import Preempted
 
+_HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 @contextlib.contextmanager
 def preemption_noticed() -> Iterator[Callable[[], bool]]:
-    """Turns SIGTERM, and the first Ctrl-C, into an answer: whether this process is asked to stop.
+    """Turns SIGTERM, SIGHUP and the first Ctrl-C into an answer: whether this process is asked to
+    stop.
 
     Between two steps the training loop asks, saves a checkpoint and leaves; the command ends with
     status 75. A second Ctrl-C interrupts at once, as if the first had not been noticed. The former
@@ -26,6 +31,7 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         requested.append(number)
+        _leave_terminal(number)
         if number == signal.SIGINT:
             restore(number)
 
@@ -33,7 +39,7 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
         _put_back(number, former.pop(number))
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _noticed():
             former[number] = signal.signal(number, note)
     try:
         yield lambda: bool(requested)
@@ -44,7 +50,7 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the body at once, as Preempted: between the training stages, where
+    """SIGTERM, SIGHUP and Ctrl-C end the body at once, as Preempted: between the training stages, where
     `preemption_noticed` does not handle them, no training is lost.
 
     With several processes, where the others would wait for this one, signals are left as they are.
@@ -57,12 +63,13 @@ def stopped_at_once() -> Iterator[None]:
 
     def stop(number: int, frame: FrameType | None) -> None:
         stopped.append(number)
+        _leave_terminal(number)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread() or hosts.count() > 1:
         yield
         return
-    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    former = {number: signal.signal(number, stop) for number in _noticed()}
     cause = None
     try:
         yield
@@ -75,6 +82,24 @@ def stopped_at_once() -> Iterator[None]:
             _put_back(number, handler)
     if stopped:
         raise Preempted("stopped; all that was finished is kept") from cause
+
+
+def _leave_terminal(number: int) -> None:
+    """After SIGHUP, what is printed goes nowhere: to write to a terminal that is gone would fail."""
+    if number != _HANG_UP:
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
+def _noticed() -> list[int]:
+    """The signals that are noticed; SIGHUP is not where it is ignored, as under nohup."""
+    ignored = _HANG_UP is None or signal.getsignal(_HANG_UP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [_HANG_UP])]
 
 
 def _put_back(number: int, handler: Callable | int | None) -> None:

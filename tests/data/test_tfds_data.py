@@ -4,6 +4,7 @@ import http.server
 import io
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -49,6 +50,13 @@ def test_round_trip_through_tfds(tmp_path):
     assert load_examples(f"tfds-dir:{directory}:train[10:20]") == many[10:20]
     assert list(directory.glob("*array_record*"))
     assert os.listdir(directory.parent) == ["world"]  # nothing temporary is left
+
+
+def test_a_folder_may_have_any_name():
+    """A workdir in whose path a line ends could be trained once, and never read."""
+    for name in ("a\nb", "a:b", "a b[1]", "a\n:b"):
+        assert tfds_data.directory_and_split(f"tfds-dir:/{name}/q:dev") == (
+            pathlib.Path(f"/{name}/q"), "dev")
 
 
 def test_a_dataset_is_replaced_by_the_one_of_other_content(tmp_path):

@@ -295,6 +295,20 @@ def test_k1_and_b_are_those_of_the_index(store, tmp_path, k1, b):
             build_bm25(store, built)
 
 
+def test_an_index_of_the_same_passages_has_the_same_bytes_in_every_process(store, tmp_path):
+    """Words were numbered in the order of a set, and two builds had different digests."""
+    code = ("import sys; from rag_jax.retrieval import bm25\n"
+            "from rag_jax.retrieval.passages import PassageStore\n"
+            "bm25.build_bm25(PassageStore.open(sys.argv[1]), sys.argv[2])")
+    built = []
+    for seed in ("1", "2"):
+        subprocess.run([sys.executable, "-c", code, store.path, tmp_path / seed], check=True,
+                       env={**os.environ, "PYTHONHASHSEED": seed})
+        folder = current(tmp_path / seed) / "bm25"
+        built.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    assert built[0] == built[1] and "vocab.index.json" in built[0]
+
+
 def test_words_have_the_stems_of_their_language(tmp_path):
     """English stems find no German plural; stop words of a language are no words."""
     passages = [Passage("a", "", "die Häuser"), Passage("b", "", "die Katzen"),

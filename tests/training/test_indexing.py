@@ -1,6 +1,7 @@
 """A run's memories: with which questions recall is measured, and those of other files."""
 
 import concurrent.futures
+import errno
 import threading
 import types
 
@@ -8,11 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from rag_jax import locks, overrides, parallel, searching
+from rag_jax import files, locks, overrides, parallel, searching
 from rag_jax.config import Config, MeshConfig
 from rag_jax.data.prepared import Prepared
+from rag_jax.errors import UserError
 from rag_jax.fusion import Fusion
 from rag_jax.retrieval import bm25
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import indexing
 from rag_jax.training.job import Job
 from tests import tiny
@@ -131,6 +134,28 @@ def test_who_opens_a_hybrid_index_waits_while_another_counts_its_words(monkeypat
         second = indexing.with_words(job, index)
         assert first.result().words.size == second.words.size == index.size
     assert len(counts) == 1
+
+
+def test_words_that_cannot_be_counted_are_told_of_as_such(monkeypatch, tmp_path):
+    """It was "Read-only file system" and a folder."""
+    index = build_index(make_store(tmp_path / "s"), Embedder(), tmp_path / "i", **INPUTS)
+    job = types.SimpleNamespace(model=types.SimpleNamespace(fusion=Fusion()), config=Config())
+
+    def refused(*given, **settings):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(indexing, "staging", refused)
+    with pytest.raises(RetrievalError, match="words: the words of the passages are counted once, "
+                       ".* cannot be written here .*Permission denied"):
+        indexing.with_words(job, index)
+    monkeypatch.setattr(indexing, "staging", InUse)
+    with pytest.raises(UserError, match="in use"):
+        indexing.with_words(job, index)
+
+
+class InUse:
+    def __init__(self, *given, **settings):
+        raise files.FolderError("in use")
 
 
 def test_an_index_that_misses_the_recall_asked_for_says_so():

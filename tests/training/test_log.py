@@ -1,9 +1,11 @@
 """metrics.jsonl stays whole through kills and resumes; progress reads well."""
 
+import errno
 import io
 import json
 import math
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -106,6 +108,45 @@ def test_tensorboard_gets_the_scalars_and_purges_on_resume(tmp_path):
     data = b"".join(file.read_bytes() for file in files)
     assert data.count(b"train/nll") >= 4
     assert any(_has_purge_event(file, 11) for file in files)
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(),
+                    reason="needs /dev/full, Linux's file on a full disk")
+def test_a_full_disk_ends_the_writing_of_events_with_an_error(tmp_path, monkeypatch):
+    """A thread of tensorboardX ended, and training waited for it for ever."""
+    with MetricWriter(tmp_path) as writer:
+        writer.write(1, {"train/nll": 0.125})
+        (tmp_path / "tensorboard" / "full").symlink_to("/dev/full")
+        with (tmp_path / "tensorboard" / "full").open("wb") as full:
+            os.dup2(full.fileno(), writer._events._writer._py_recordio_writer._writer.fileno())
+        with pytest.raises(OSError, match="No space left on device: .*tensorboard"):
+            writer.write(2, {"train/nll": 0.125})
+        with pytest.raises(OSError, match="No space left on device: .*tensorboard"):
+            writer.close()
+        writer._events = None
+
+
+def test_a_short_write_is_finished_and_an_error_named(tmp_path):
+    """The line was torn without a word."""
+    class Short:
+        def __init__(self):
+            self.text = b""
+
+        def write(self, data):
+            if len(self.text) > 20:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.text += data[:10]
+            return min(len(data), 10)
+
+        def close(self):
+            pass
+
+    with MetricWriter(tmp_path, tensorboard=False) as writer:
+        writer._lines = file = Short()
+        writer.write(1, {"nll": 1.0})
+        assert file.text == b'{"step": 1, "nll": 1.0}\n'
+        with pytest.raises(OSError, match=r"No space left on device: .*metrics\.jsonl"):
+            writer.write(2, {"nll": 1.0})
 
 
 def _has_purge_event(path, step):

@@ -55,6 +55,25 @@ def test_handlers_are_restored_also_after_an_error():
             signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_terminal_that_is_closed_stops_training_unless_nohup_says_otherwise(handler):
+    """All since the last checkpoint was lost; and a bar drawn on a terminal that is gone fails."""
+    outer, kept = signal.signal(signal.SIGHUP, handler), os.dup(1)
+    try:
+        there, terminal = os.openpty()
+        os.dup2(terminal, 1)
+        with preemption_noticed() as requested:
+            send(signal.SIGHUP)
+            assert requested() == (handler is signal.SIG_DFL)
+            assert os.isatty(1) != requested()
+        assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        os.dup2(kept, 1)
+        for descriptor in (there, terminal, kept):
+            os.close(descriptor)
+        signal.signal(signal.SIGHUP, outer)
+
+
 def test_guard_is_inert_outside_the_main_thread():
     results = []
 
@@ -70,7 +89,7 @@ def test_guard_is_inert_outside_the_main_thread():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("becomes", [KeyboardInterrupt, RuntimeError])
 def test_a_signal_between_stages_ends_the_command_as_one_that_goes_on(number, becomes):
     """Its status was that of a killed process, and a script that repeats the command gave up; once

@@ -1,5 +1,6 @@
 """Who may open a workdir while another process writes into it."""
 
+import errno
 import subprocess
 import sys
 
@@ -128,6 +129,18 @@ def test_a_folder_of_others_is_no_workdir(tmp_path):
     with pytest.raises(ConfigError, match="config.json is damaged, or not of this version"):
         train(config, work)
     assert sorted(path.name for path in work.iterdir()) == ["config.json", "notes", "thesis.tex"]
+
+
+def test_times_that_cannot_be_written_hide_no_error(tmp_path, monkeypatch):
+    """On a full disk, a checkpoint that could not be saved was not told of."""
+    def full(*given):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("rag_jax.training.clock.write_sealed", full)
+    with pytest.raises(UserError, match="Saving a checkpoint"), Clock(tmp_path).time("rag_token"):
+        raise UserError("Saving a checkpoint failed")
+    with pytest.raises(OSError, match="full"), Clock(tmp_path).time("rag_token"):
+        pass
 
 
 def test_what_is_done_again_counts_once(tmp_path):
