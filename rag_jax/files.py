@@ -153,7 +153,8 @@ def begin_folder(path: pathlib.Path, key: str | None = None) -> pathlib.Path:
     if not mark.exists():
         try:
             with naming(path):
-                mark.write_text(json.dumps({"key": key, "host": _HOST, "pid": os.getpid()}), "utf-8")
+                mark.write_text(json.dumps({"key": key, "host": _HOST, "pid": os.getpid()}),
+                                "utf-8")
         except OSError:
             mark.unlink(missing_ok=True)
             folder.rmdir()

@@ -377,6 +377,8 @@ def test_what_cannot_be_ingested_says_why(folder, tmp_path):
     record = tmp_path / "run" / "ingest.json"
     content = json.loads(record.read_text())
     del content["sha256"]
+    write_sealed(record, {**content, "skipped": {"photo.heic": "it is of no kind that is read"}})
+    assert record_files.read(record.parent)._asdict() == content, "of an earlier version"
     for damaged in ({**content, "files": {"a": 3}}, {"folder": "x"}):
         record.write_text(json.dumps(damaged))
         fails("ingest.json: is damaged")

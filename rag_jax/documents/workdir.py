@@ -73,6 +73,7 @@ def read(workdir: pathlib.Path) -> Record:
       RetrievalError, UserError: it is damaged.
     """
     content = read_sealed(workdir / RECORD, most=LARGEST)
+    content.pop("skipped", None)  # of an earlier version: files that are looked at again
     sound = (content.keys() == _FIELDS.keys()
              and all(isinstance(content[name], kind) for name, kind in _FIELDS.items())
              and all(map(_is_file_record, content["files"].values()))

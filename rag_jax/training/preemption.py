@@ -50,8 +50,8 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """SIGTERM, SIGHUP and Ctrl-C end the body at once, as Preempted: between the training stages, where
-    `preemption_noticed` does not handle them, no training is lost.
+    """SIGTERM, SIGHUP and Ctrl-C end the body at once, as Preempted: between the training stages,
+    where `preemption_noticed` does not handle them, no training is lost.
 
     With several processes, where the others would wait for this one, signals are left as they are.
 
@@ -85,7 +85,7 @@ def stopped_at_once() -> Iterator[None]:
 
 
 def _leave_terminal(number: int) -> None:
-    """After SIGHUP, what is printed goes nowhere: to write to a terminal that is gone would fail."""
+    """After SIGHUP, what is printed goes nowhere: writing to a terminal that is gone would fail."""
     if number != _HANG_UP:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)

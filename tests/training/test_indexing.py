@@ -12,7 +12,6 @@ import pytest
 from rag_jax import files, locks, overrides, parallel, searching
 from rag_jax.config import Config, MeshConfig
 from rag_jax.data.prepared import Prepared
-from rag_jax.errors import UserError
 from rag_jax.fusion import Fusion
 from rag_jax.retrieval import bm25
 from rag_jax.retrieval.protocol import RetrievalError
@@ -149,7 +148,7 @@ def test_words_that_cannot_be_counted_are_told_of_as_such(monkeypatch, tmp_path)
                        ".* cannot be written here .*Permission denied"):
         indexing.with_words(job, index)
     monkeypatch.setattr(indexing, "staging", InUse)
-    with pytest.raises(UserError, match="in use"):
+    with pytest.raises(files.FolderError, match="^in use$"):
         indexing.with_words(job, index)
 
 
