@@ -205,35 +205,10 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     `resolved`."""
     model, lengths = config.model, []
     encoders = {"query_encoder", "document_encoder"} & set(model.sources)
-    for name, heads in (("retriever", "heads"), ("generator", "heads"),
-                        ("generator", "decoder_heads")):
-        tower = getattr(model, name)
-        count = getattr(tower, heads, 0)
-        own_size = getattr(tower, "head_size", 0)  # of heads, whatever the width
-        if count and tower.width % count and not (tower.pretrained or own_size):
-            yield (f"config.model.{name}.{heads}={count}: must divide "
-                   f"config.model.{name}.width={tower.width}")
-    if model.retriever.model_type == "modernbert" and model.retriever.scan_layers:
-        yield ("config.model.retriever.scan_layers: the layers of a ModernBERT are not alike; set "
-               "false")
-    if model.retriever.model_type == "modernbert" and not model.retriever.pretrained and (
-            model.retriever.width // model.retriever.heads % 2):
-        yield (f"config.model.retriever.heads={model.retriever.heads}: heads of a ModernBERT must "
-               "have an even size, as rotary positions turn pairs of numbers; this is "
-               f"width={model.retriever.width} divided by it")
-    if model.generator.param_dtype != "float32" and (
-            model.generator.dtype != model.generator.param_dtype):
-        yield (f"config.model.generator.param_dtype={model.generator.param_dtype}: what is "
-               f"multiplied in {model.generator.dtype} would be rounded; set "
-               "config.model.generator.dtype=bfloat16 too, or float32 here")
     known = resolved or "generator" not in model.sources
+    yield from _layers(config, known)
     if model.generator.family == "causal":
         yield from _decoder_only(config, known)
-    if model.generator.family == "t5" and known and (
-            model.generator.relative_distance <= model.generator.relative_buckets // 2):
-        yield (f"config.model.generator.relative_distance={model.generator.relative_distance}: "
-               "must be more than half of config.model.generator.relative_buckets="
-               f"{model.generator.relative_buckets}")
     if config.eval.prefix_mib and known and (
             model.generator.family != "causal" or model.head == "classification"
             or config.data.source_format in ("question_first", "hugging_face")):
@@ -258,6 +233,37 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     if model.head != "none" and len(config.eval.labels) < 2:
         yield (f"config.eval.labels: config.model.head={model.head} chooses among them; "
                "name the classes, two or more, as the data's answers do")
+
+
+def _layers(config: Config, known: bool) -> Iterator[str]:
+    """What is wrong with the layers of the towers; `known` says whether the generator's sizes are
+    known."""
+    retriever, generator = config.model.retriever, config.model.generator
+    for name, heads in (("retriever", "heads"), ("generator", "heads"),
+                        ("generator", "decoder_heads")):
+        tower = getattr(config.model, name)
+        count = getattr(tower, heads, 0)
+        own_size = getattr(tower, "head_size", 0)  # of heads, whatever the width
+        if count and tower.width % count and not (tower.pretrained or own_size):
+            yield (f"config.model.{name}.{heads}={count}: must divide "
+                   f"config.model.{name}.width={tower.width}")
+    if retriever.model_type == "modernbert" and retriever.scan_layers:
+        yield ("config.model.retriever.scan_layers: the layers of a ModernBERT are not alike; set "
+               "false")
+    if retriever.model_type == "modernbert" and not retriever.pretrained and (
+            retriever.width // retriever.heads % 2):
+        yield (f"config.model.retriever.heads={retriever.heads}: heads of a ModernBERT must have "
+               "an even size, as rotary positions turn pairs of numbers; this is "
+               f"width={retriever.width} divided by it")
+    if generator.param_dtype != "float32" and generator.dtype != generator.param_dtype:
+        yield (f"config.model.generator.param_dtype={generator.param_dtype}: what is multiplied "
+               f"in {generator.dtype} would be rounded; set config.model.generator.dtype="
+               "bfloat16 too, or float32 here")
+    if generator.family == "t5" and known and (
+            generator.relative_distance <= generator.relative_buckets // 2):
+        yield (f"config.model.generator.relative_distance={generator.relative_distance}: must be "
+               "more than half of config.model.generator.relative_buckets="
+               f"{generator.relative_buckets}")
 
 
 def _decoder_only(config: Config, known: bool) -> Iterator[str]:
