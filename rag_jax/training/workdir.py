@@ -31,11 +31,12 @@ from rag_jax.retrieval.versions import POINTER
 
 # Fields that a later command on the same workdir may always change.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
-              "train.log_every", "train.keep", "train.collapse_guard", "retriever_warmup.log_every",
-              "generator_warmup.log_every", "model.generator.dtype", "model.retriever.dtype",
-              "model.reranker.dtype", "model.generator.remat", "model.retriever.remat",
-              "model.generator.fused_attention", "model.retriever.fused_attention",
-              "model.generator.logit_chunk")
+              "train.keep", "train.collapse_guard",
+              *(f"{stage}.{name}" for stage in ("train", "retriever_warmup", "generator_warmup")
+                for name in ("log_every", "optimizer.update_ratios")),
+              "model.generator.dtype", "model.retriever.dtype", "model.reranker.dtype",
+              "model.generator.remat", "model.retriever.remat", "model.generator.fused_attention",
+              "model.retriever.fused_attention", "model.generator.logit_chunk")
 
 # Fields that are read in training alone: a command that opens the workdir may not change them.
 TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.generator_vocab",
