@@ -264,7 +264,7 @@ class RetrieverWarmupConfig(WarmupConfig):
         "without a question or a label, cloze = a sentence the passage that it was taken out of "
         "(nine times in ten: Lee et al. 2019), crops = a span of a passage another of its spans "
         "(Izacard et al. 2021), words = half of them as cloze, half a title, a few common words "
-        "of its passage and a few that no passage has")
+        "of its passage and a few that hardly any has")
     hard_negatives: int = field(1, "pairs=gold: hard negatives per question", at_least=0)
 
 

@@ -77,7 +77,7 @@ class BertConfig(TransformerConfig):
     scale: float | None = field(
         None, "inner products times this are the logits of p(z|x); none = as its folder says, else "
         f"{TRAINED_SCALE:g} for vectors of length 1, whose softmax would be flat otherwise, and 1 "
-        "for others", at_least=0)
+        "for others", at_least=1e-6)
     learn_scale: bool = field(False, "the scale trains with the query encoder")
     query_prefix: str | None = field(None, "stands before every question that is encoded; none = "
                                      "as its folder says, else nothing")

@@ -276,6 +276,5 @@ def write_evaluation(folder: pathlib.Path, result: Evaluation, aside: bool = Fal
             "passages": [{"id": p.id, "prior": p.prior, "posterior": p.posterior}
                          for p in answer.passages],
         }, ensure_ascii=False))
-    with files.replaced(folder / "predictions.jsonl", keep=True, aside=aside) as file:
-        file.write("\n".join(lines) + "\n")
+    files.write_text(folder / "predictions.jsonl", "\n".join(lines) + "\n", aside)
     files.write_json(folder / "metrics.json", result.metrics, aside)

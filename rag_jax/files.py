@@ -37,7 +37,7 @@ _HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname()) or "host"
 _OWNED = re.compile(
     r"\.(?P<name>.+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or what this user may have of it
-_OF_DISK = (*_FULL, errno.EFBIG, errno.EIO, errno.EROFS)
+_OF_WRITING = (*_FULL, errno.EFBIG)
 _LOST_AFTER_SECS = 24 * 3600  # another host will not finish a file that it has not touched so long
 _alive: set[str] = set()  # names of the files and working folders that this process writes now
 
@@ -48,18 +48,18 @@ class FolderError(UserError, OSError):
 
 @contextlib.contextmanager
 def naming(path: pathlib.Path) -> Iterator[None]:
-    """Adds the path to errors of a disk that name no file: of one that is full, of a quota or a
-    limit of sizes, of a bad one; and to those of numpy, which only count what was written.
+    """Adds the path to errors that name no file: of a full disk, a quota or a limit of sizes, and
+    those of numpy, which only count what was written.
 
     Raises:
-      OSError: an error of the body; that of a disk names `path`.
+      OSError: an error of the body; such a one names `path`.
     """
     try:
         yield
     except OSError as error:
         short = re.fullmatch(r"\d+ requested and \d+ written", str(error))
         number = errno.ENOSPC if short else error.errno
-        if short or number in _OF_DISK and error.filename is None:
+        if short or number in _OF_WRITING and error.filename is None:
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
 
@@ -79,7 +79,7 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: boo
     try:
         with (naming(path),
               temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file,
-              _sigterm_as_ctrl_c() if keep else contextlib.nullcontext()):
+              _ends_as_ctrl_c() if keep else contextlib.nullcontext()):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -99,17 +99,20 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: boo
 
 
 @contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Turns a SIGTERM that would end the process at once, as no handler is set, into an error."""
-    alone = threading.current_thread() is threading.main_thread()
-    if not alone or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _ends_as_ctrl_c() -> Iterator[None]:
+    """Turns a SIGTERM, or a SIGHUP, that would end the process at once, as no handler is set, into
+    an error."""
+    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        ends = []
+    ends = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ends:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ends:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def write_text(path: pathlib.Path, text: str, aside: bool = False) -> None:
@@ -158,6 +161,7 @@ def begin_folder(path: pathlib.Path, key: str | None = None) -> pathlib.Path:
         except OSError:
             mark.unlink(missing_ok=True)
             folder.rmdir()
+            _alive.discard(folder.name)
             raise
     (folder / "content").mkdir(exist_ok=True)
     return folder / "content"
@@ -206,10 +210,11 @@ def remove_folder(path: pathlib.Path) -> None:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        # There is no room for a mark, which this makes. A kill here leaves a part of the folder.
+        # There is no room for a mark: of what a kill leaves here, nobody will know whose it is.
         hidden = _own_name(path)
         os.rename(path, hidden)
         _delete(hidden)
+        _alive.discard(hidden.name)
         return
     os.rename(path, content / "removed")
     discard_folder(content)

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -95,6 +96,10 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
         raise UserError(f"{folder}: there is no such folder; name one with documents in it")
     if path.resolve() == source.resolve():
         raise ConfigError(f"--workdir={workdir}: is the folder of the documents; name another")
+    if sys.getfilesystemencoding() != "utf-8":
+        raise ConfigError("documents are known by their names, which are taken for "
+                          f"{sys.getfilesystemencoding()} here: set LC_ALL=C.UTF-8, or another "
+                          "locale of UTF-8, and leave out PYTHONUTF8=0")
     ingest_config.check_ours(path)
     workdirs.check_place(path)
     with locks.own(path):

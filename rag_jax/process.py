@@ -44,18 +44,22 @@ def open_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))
+            os.set_inheritable(getattr(sys, name).fileno(), True)
 
 
 def _outcome(main: Callable[[], int | None]) -> int | str | None:
     try:
         return main()
     except BrokenPipeError:  # the reader of stdout, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
         return f"error: {visible_lines(str(error))}"
     except Preempted as reason:
-        print(f"{reason}; the same command goes on from there", flush=True)
+        try:
+            print(f"{reason}; the same command goes on from there", flush=True)
+        except OSError:  # whoever read it has been stopped, too
+            _leave_stdout()
         return UNFINISHED
     except KeyboardInterrupt:
         return 130
@@ -71,6 +75,10 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
             return (f"error: {error}\nWhere another process of the job is gone, or the network, "
                     f"{hosts.START_AGAIN}. Else:{defect}")
         return defect
+
+
+def _leave_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _versions() -> dict[str, str]:

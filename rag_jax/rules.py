@@ -251,7 +251,7 @@ def _layers(config: Config, known: bool) -> Iterator[str]:
         yield ("config.model.retriever.scan_layers: the layers of a ModernBERT are not alike; set "
                "false")
     if retriever.model_type == "modernbert" and not retriever.pretrained and (
-            retriever.width // retriever.heads % 2):
+            retriever.width % (2 * retriever.heads) == retriever.heads):
         yield (f"config.model.retriever.heads={retriever.heads}: heads of a ModernBERT must have "
                "an even size, as rotary positions turn pairs of numbers; this is "
                f"width={retriever.width} divided by it")

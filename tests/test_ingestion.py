@@ -374,6 +374,9 @@ def test_what_cannot_be_ingested_says_why(folder, tmp_path):
     fails("a workdir of rag_jax.train", workdir=tmp_path / "trained")
     with pytest.raises(ConfigError, match="step=3"):
         rag_jax.load(tmp_path / "run", step=3)
+    with pytest.MonkeyPatch.context() as patched:  # names with other letters were "removed"
+        patched.setattr(sys, "getfilesystemencoding", lambda: "ascii")
+        fails("names, which are taken for ascii here: set LC_ALL=C.UTF-8")
     record = tmp_path / "run" / "ingest.json"
     content = json.loads(record.read_text())
     del content["sha256"]

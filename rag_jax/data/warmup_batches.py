@@ -152,7 +152,8 @@ def common_words(store: Sequence[Passage]) -> frozenset[str]:
 
 
 def unknown_words(common: Set[str]) -> list[str]:
-    """Words that say nothing of any passage: common ones backwards."""
+    """Words that say hardly anything of passages: common ones backwards, of which rare ones may be
+    words too."""
     return sorted({word[::-1] for word in common} - common)
 
 

@@ -50,10 +50,9 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
 
 
 def _looked_at(name: str, path: pathlib.Path) -> FolderEntry:
-    encoded = os.fsencode(name)  # the locale may take names for something else than UTF-8
-    name = encoded.decode("utf-8", "backslashreplace")
-    if name.encode() != encoded:
-        return FolderEntry(name, path, Unreadable("its name is not UTF-8; rename it"))
+    shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+    if shown != name:
+        return FolderEntry(shown, path, Unreadable("its name is not UTF-8; rename it"))
     if path.is_symlink():
         return FolderEntry(name, path, Unreadable(
             "it is a link, which may lead anywhere; put the file in its place"))

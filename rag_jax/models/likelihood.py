@@ -68,8 +68,9 @@ def _log_prior(model: RagModel, params: Params, batch: Batch, doc_scores_BK: jax
     """`log_prior` from inner products or BM25's scores float32[B, K], and from `_null_scores`."""
     doc_mask = batch.doc_mask
     if model.fusion is not None:
-        doc_scores_BK = model.fusion.logits(
-            doc_scores_BK, batch.doc_scores, word_weight(model, params), jnp)
+        both = (jnp.where(doc_mask, scores, MASKED)  # what is missing takes no rank
+                for scores in (doc_scores_BK, batch.doc_scores))
+        doc_scores_BK = model.fusion.logits(*both, word_weight(model, params), jnp)
     if null_B is not None:
         doc_scores_BK = jnp.concatenate([doc_scores_BK, null_B[:, None]], axis=1)  # -> [B, K + 1]
         doc_mask = jnp.pad(doc_mask, ((0, 0), (0, 1)), constant_values=True)

@@ -29,6 +29,7 @@ class Clock:
         """
         hosts.say(f"== {name}")
         began, before = time.monotonic(), 0.0 if anew else self.secs.get(name, 0.0)
+
         def note() -> None:
             self.secs[name] = before + time.monotonic() - began
             if hosts.leads():

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import itertools
 import pathlib
@@ -18,7 +19,6 @@ from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_passages
 from rag_jax.data.question_files import Example
-from rag_jax.errors import UserError
 from rag_jax.models.rag import RagModel
 from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.bm25 import Bm25Index, Bm25Settings, build_bm25
@@ -245,7 +245,7 @@ def with_words(job: Job, index: Index) -> Index:
                     store = copy_rows(made / "store", kept_rows(store, index.valid))
                 return build_bm25(store, folder, overwrite=True, settings=settings), None
         except OSError as error:
-            if isinstance(error, UserError):
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
             raise RetrievalError(
                 f"{folder}: the words of the passages are counted once, by the first command that "

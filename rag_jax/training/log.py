@@ -13,6 +13,7 @@ from typing import BinaryIO, TextIO
 from rag_jax import files
 
 _LINE_SECS = 10.0  # longest silence of the plain progress log while steps are being made
+_FLUSH_SECS = 10.0  # the longest that events stay in the memory of the process
 
 
 class MetricWriter(contextlib.AbstractContextManager):
@@ -69,8 +70,9 @@ class MetricWriter(contextlib.AbstractContextManager):
         """The metrics.jsonl file."""
         return self._workdir / "metrics.jsonl"
 
-    def __exit__(self, *exc_info) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
+        with contextlib.suppress(*[OSError] * (error is not None)):  # an earlier error goes first
+            self.close()
 
     def truncate_after(self, step: int) -> None:
         """Removes the metrics that an earlier run wrote after `step`; called when resuming there.
@@ -113,10 +115,11 @@ class MetricWriter(contextlib.AbstractContextManager):
 
     def close(self) -> None:
         """Flushes and closes the files; a later write opens them again."""
-        for file in (self._lines, self._events):
-            if file is not None:
-                file.close()
+        opened = [file for file in (self._lines, self._events) if file is not None]
         self._lines = self._events = None
+        with contextlib.ExitStack() as every:
+            for file in opened:
+                every.callback(file.close)
 
     def _open_lines(self):
         self._workdir.mkdir(parents=True, exist_ok=True)
@@ -137,7 +140,7 @@ def _write_whole(file: BinaryIO, line: bytes) -> None:
 class _Events:
     """A file of TensorBoard's events.
 
-    tensorboardX's SummaryWriter writes in a thread, which a full disk ends; its next calls then
+    tensorboardX's SummaryWriter writes in a thread, which a full disk ends; its later calls then
     wait for ever.
 
     Args:
@@ -155,10 +158,10 @@ class _Events:
         with files.naming(folder):
             # Names count whole seconds: without a suffix a quick resume overwrites the first file.
             self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
-            if purge_step is not None:
-                self._writer.write_event(Event(step=purge_step, file_version="brain.Event:2"))
-                self._writer.write_event(Event(
-                    step=purge_step, session_log=SessionLog(status=SessionLog.START)))
+            # TensorBoard takes a start for another one only after a first, which hides nothing.
+            self._writer.write_event(Event(wall_time=time.time(), step=purge_step or 0,
+                                           session_log=SessionLog(status=SessionLog.START)))
+        self._flushed = -math.inf
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Writes the values of one step by their names."""
@@ -167,7 +170,9 @@ class _Events:
         with files.naming(self._folder):
             self._writer.write_event(self._event(
                 wall_time=time.time(), step=step, summary=self._summary(value=points)))
-            self._writer.flush()
+            if time.monotonic() - self._flushed > _FLUSH_SECS:  # it waits for the disk
+                self._writer.flush()
+                self._flushed = time.monotonic()
 
     def close(self) -> None:
         with files.naming(self._folder):

@@ -14,6 +14,7 @@ from rag_jax.errors import Preempted
 
 _HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
 
+
 @contextlib.contextmanager
 def preemption_noticed() -> Iterator[Callable[[], bool]]:
     """Turns SIGTERM, SIGHUP and the first Ctrl-C into an answer: whether this process is asked to
@@ -64,7 +65,8 @@ def stopped_at_once() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         stopped.append(number)
         _leave_terminal(number)
-        raise KeyboardInterrupt
+        if number == signal.SIGINT or len(stopped) == 1:  # others may come twice, within a clean-up
+            raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread() or hosts.count() > 1:
         yield
@@ -85,13 +87,15 @@ def stopped_at_once() -> Iterator[None]:
 
 
 def _leave_terminal(number: int) -> None:
-    """After SIGHUP, what is printed goes nowhere: writing to a terminal that is gone would fail."""
+    """After SIGHUP, what is printed to a terminal that is gone, or to a pipe, whose reader ends
+    too, goes nowhere: to write there would fail."""
     if number != _HANG_UP:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(stream).st_mode):
+            mode = os.fstat(stream).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) and not os.isatty(stream):
                 os.dup2(nowhere, stream)
     os.close(nowhere)
 

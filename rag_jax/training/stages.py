@@ -45,8 +45,10 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
     def scales(metrics: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         if not full or step.INFORMATION not in metrics:
             return {}
-        enough = full * jnp.maximum(metrics["prior_entropy"], 1e-9)
+        entropy = metrics["prior_entropy"]
+        enough = full * jnp.maximum(entropy, 1e-9)
         scale = jnp.clip(metrics[step.INFORMATION] / enough, 0.0, 1.0)  # rounding may give < 0
+        scale = jnp.where(entropy == 0, 1.0, scale)  # one passage: there is nothing to tell apart
         return {tower: scale for tower in RETRIEVER if tower in adamw.towers}
 
     adamw = adamw._replace(scales=scales)

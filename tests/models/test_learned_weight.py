@@ -14,7 +14,7 @@ from rag_jax import parallel
 from rag_jax.config import MeshConfig, OptimizerConfig
 from rag_jax.fusion import Fusion
 from rag_jax.models import rag
-from rag_jax.models.likelihood import log_likelihood, token_log_probs
+from rag_jax.models.likelihood import log_likelihood, log_prior, token_log_probs
 from rag_jax.training import optim, step
 
 BATCH = tiny.rag_batch(passages=4)._replace(
@@ -60,6 +60,22 @@ def test_it_begins_at_the_configured_weight():
         lambda box: box.value, first, is_leaf=lambda x: hasattr(x, "value"))), 0.3, rtol=1e-6)
     fixed = dataclasses.replace(model(), fusion=Fusion("convex", 0.3))
     assert rag.FUSION not in fixed.towers and rag.word_weight(fixed, {}) == 0.3
+
+
+@pytest.mark.parametrize("fusion", [Fusion("reciprocal_rank"), Fusion("convex", 0.3)])
+def test_what_is_missing_takes_no_rank(fusion):
+    """The zeros of a missing passage ranked above passages with negative scores."""
+    fused = dataclasses.replace(tiny.rag_model(), fusion=fusion)
+    batch = BATCH._replace(doc_scores=BATCH.doc_scores - 30)
+
+    def prior(batch):
+        return jax.jit(functools.partial(log_prior, fused))(params(), batch)
+
+    missing = batch.doc_mask & (np.arange(4) < 2)
+    narrow = batch._replace(**{name: getattr(batch, name)[:, :2] for name in (
+        "doc_mask", "doc_embeddings", "doc_scores", "source_ids", "source_mask", "doc_ids")})
+    zeros = batch._replace(doc_mask=missing, doc_scores=np.where(missing, batch.doc_scores, 0))
+    np.testing.assert_allclose(prior(zeros)[:, :2], prior(narrow), rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["token", "sequence"])

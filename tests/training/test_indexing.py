@@ -140,21 +140,21 @@ def test_words_that_cannot_be_counted_are_told_of_as_such(monkeypatch, tmp_path)
     index = build_index(make_store(tmp_path / "s"), Embedder(), tmp_path / "i", **INPUTS)
     job = types.SimpleNamespace(model=types.SimpleNamespace(fusion=Fusion()), config=Config())
 
-    def refused(*given, **settings):
-        raise PermissionError(errno.EACCES, "Permission denied")
+    def counting(error):
+        def refused(*given, **settings):
+            raise error
 
-    monkeypatch.setattr(indexing, "staging", refused)
-    with pytest.raises(RetrievalError, match="words: the words of the passages are counted once, "
-                       ".* cannot be written here .*Permission denied"):
-        indexing.with_words(job, index)
-    monkeypatch.setattr(indexing, "staging", InUse)
-    with pytest.raises(files.FolderError, match="^in use$"):
+        monkeypatch.setattr(indexing, "staging", refused)
         indexing.with_words(job, index)
 
-
-class InUse:
-    def __init__(self, *given, **settings):
-        raise files.FolderError("in use")
+    for number in (errno.EACCES, errno.EROFS):
+        with pytest.raises(RetrievalError, match="words: the words of the passages are counted once"
+                           ".* cannot be written here .*not you"):
+            counting(OSError(number, "not you"))
+    for error in (files.FolderError("in use"), OSError(errno.ENOSPC, "full")):
+        with pytest.raises(OSError) as told:
+            counting(error)
+        assert told.value is error
 
 
 def test_an_index_that_misses_the_recall_asked_for_says_so():

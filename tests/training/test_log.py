@@ -107,23 +107,31 @@ def test_tensorboard_gets_the_scalars_and_purges_on_resume(tmp_path):
     files = list((tmp_path / "tensorboard").iterdir())
     data = b"".join(file.read_bytes() for file in files)
     assert data.count(b"train/nll") >= 4
-    assert any(_has_purge_event(file, 11) for file in files)
+    # To TensorBoard, the first start that it reads is no resumption.
+    assert sorted(_starts(file) for file in files) == [[0], [11]]
 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(),
                     reason="needs /dev/full, Linux's file on a full disk")
 def test_a_full_disk_ends_the_writing_of_events_with_an_error(tmp_path, monkeypatch):
     """A thread of tensorboardX ended, and training waited for it for ever."""
-    with MetricWriter(tmp_path) as writer:
+    def fill(writer):
         writer.write(1, {"train/nll": 0.125})
-        (tmp_path / "tensorboard" / "full").symlink_to("/dev/full")
-        with (tmp_path / "tensorboard" / "full").open("wb") as full:
+        with open("/dev/full", "wb") as full:
             os.dup2(full.fileno(), writer._events._writer._py_recordio_writer._writer.fileno())
+
+    with MetricWriter(tmp_path) as writer:
+        fill(writer)
         with pytest.raises(OSError, match="No space left on device: .*tensorboard"):
-            writer.write(2, {"train/nll": 0.125})
+            for step in range(2, 10_000):  # until the buffer is full
+                writer.write(step, {"train/nll": 0.125})
         with pytest.raises(OSError, match="No space left on device: .*tensorboard"):
             writer.close()
-        writer._events = None
+        writer.write(step, {"train/nll": 0.25})
+    assert records(tmp_path)[-1]["train/nll"] == 0.25
+    with pytest.raises(ZeroDivisionError), MetricWriter(tmp_path) as writer:
+        fill(writer)
+        raise ZeroDivisionError  # it is not hidden by the end of the file of events
 
 
 def test_a_short_write_is_finished_and_an_error_named(tmp_path):
@@ -149,7 +157,7 @@ def test_a_short_write_is_finished_and_an_error_named(tmp_path):
             writer.write(2, {"nll": 1.0})
 
 
-def _has_purge_event(path, step):
+def _starts(path):
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
     data, at, events = path.read_bytes(), 0, []
@@ -157,7 +165,7 @@ def _has_purge_event(path, step):
         length = int.from_bytes(data[at : at + 8], "little")
         events.append(Event.FromString(data[at + 12 : at + 12 + length]))
         at += 16 + length
-    return any(e.session_log.status == SessionLog.START and e.step == step for e in events)
+    return [e.step for e in events if e.session_log.status == SessionLog.START and e.wall_time]
 
 
 def test_inactive_writer_touches_nothing(tmp_path):

@@ -59,19 +59,37 @@ def test_handlers_are_restored_also_after_an_error():
 def test_a_terminal_that_is_closed_stops_training_unless_nohup_says_otherwise(handler):
     """All since the last checkpoint was lost; and a bar drawn on a terminal that is gone fails."""
     outer, kept = signal.signal(signal.SIGHUP, handler), os.dup(1)
+    there, terminal = os.openpty()
+    other, pipe = os.pipe()
+    for end in (there, other):  # they go first
+        os.close(end)
     try:
-        there, terminal = os.openpty()
-        os.dup2(terminal, 1)
-        with preemption_noticed() as requested:
-            send(signal.SIGHUP)
-            assert requested() == (handler is signal.SIG_DFL)
-            assert os.isatty(1) != requested()
-        assert signal.getsignal(signal.SIGHUP) is handler
+        for stream in (terminal, pipe):
+            os.dup2(stream, 1)
+            with preemption_noticed() as requested:
+                send(signal.SIGHUP)
+                assert requested() == (handler is signal.SIG_DFL)
+                fails = pytest.raises(OSError)
+                with contextlib.nullcontext() if requested() else fails:
+                    os.write(1, b"20/100")
+            assert signal.getsignal(signal.SIGHUP) is handler
     finally:
         os.dup2(kept, 1)
-        for descriptor in (there, terminal, kept):
+        for descriptor in (terminal, pipe, kept):
             os.close(descriptor)
         signal.signal(signal.SIGHUP, outer)
+
+
+def test_a_signal_that_comes_twice_does_not_break_into_what_the_first_began():
+    """Some shells send SIGHUP twice."""
+    cleaned = []
+    with pytest.raises(Preempted), stopped_at_once():
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGTERM)
+            cleaned.append(True)
+    assert cleaned
 
 
 def test_guard_is_inert_outside_the_main_thread():

@@ -111,6 +111,15 @@ def first_moments(opt_state):
         optax.tree_utils.tree_get(opt_state, "mu"))])
 
 
+def test_a_retriever_trains_on_one_passage_of_each_question(job):
+    """Of one passage there is no entropy to explain, and the query encoder stood still."""
+    stage = fine_tuning.rag_stage(job, "rag_token", None, None, meta={})
+    batch = parallel.put_batch(
+        tiny.rag_batch(questions=4, passages=1, model=job.model), job.mesh)
+    metrics = stage.train_step(stage.make_state(), batch, stage.number_on_devices(3))[1]
+    assert metrics["prior_entropy"] == 0 < metrics["learning_rate/query_encoder"]
+
+
 @pytest.mark.parametrize("name", ["retriever", "generator", "rag"])
 def test_a_stage_takes_the_step_that_its_configuration_says(job, monkeypatch, name):
     """Accumulation, dropout or label smoothing that got lost would show in no other test."""
