@@ -129,6 +129,7 @@ def test_rooms_know_nothing_above_them():
         assert not beyond, f"{room} leads to {beyond}"
 
 
+@functools.cache
 def commands() -> set[str]:
     """Modules that `python -m` runs, and those of the room cli that have a `main`."""
     return {name for name, tree in trees().items() if any(
