@@ -280,12 +280,15 @@ def _decoder_only(config: Config, known: bool) -> Iterator[str]:
             "rope_theta", "rope_local_theta", "rope_factor", "rope_low", "rope_high"))
         yield (f"{named}: the bases of rotary positions (theta) must be above 1, the factor above "
                "0, and rope_low above 0 and below rope_high")
-    more, what = ("max_question_length", "question") if (
-        config.model.head == "classification") else ("max_target_length", "answer")
-    if known and data.max_source_length + getattr(data, more) > tower.max_positions:
-        yield (f"config.data.max_source_length={data.max_source_length} and {more}="
-               f"{getattr(data, more)}: the {what} continues the prompt, and the model has "
-               f"{tower.max_positions} positions for both (max_positions)")
+    continues = {"max_target_length": "answer"}
+    if config.model.head == "classification":
+        continues["max_question_length"] = "question"
+    for name, what in continues.items():
+        length = getattr(data, name)
+        if known and data.max_source_length + length > tower.max_positions:
+            yield (f"config.data.max_source_length={data.max_source_length} and {name}={length}: "
+                   f"the {what} continues the prompt, and the model has {tower.max_positions} "
+                   "positions for both (max_positions)")
     if tower.window and any(RUNS[run].kind == "fid" for run in config.runs if run in RUNS):
         yield ("config.runs: fid reads passages side by side, where a generator with local layers "
                f"(window={tower.window}) cannot tell which are near; name rag_token or another")

@@ -116,14 +116,14 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
 
 def _open_store(path: pathlib.Path, format: GeneratorFormat) -> PassageStore:
     store = PassageStore.open(path)
-    if PASSAGE_TABLE in store.token_tables and not is_in(format, store):
+    if PASSAGE_TABLE in store.token_tables and not has_tokens_of(store, format):
         raise ConfigError(f"{path}: an earlier version of rag_jax wrote its passages in other "
                           "tokens than this one writes for this generator; name another "
                           "--workdir, or go on with that version")
     return store
 
 
-def is_in(format: GeneratorFormat, store: PassageStore) -> bool:
+def has_tokens_of(store: PassageStore, format: GeneratorFormat) -> bool:
     """Whether the first passage of a store has the tokens that the format gives it."""
     passage, kept = store[0], store.tokens(PASSAGE_TABLE).row(0)
     return list(kept) == format.passages([passage.title], [passage.text])[0]

@@ -71,8 +71,11 @@ class MetricWriter(contextlib.AbstractContextManager):
         return self._workdir / "metrics.jsonl"
 
     def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
-        with contextlib.suppress(*[OSError] * (error is not None)):  # an earlier error goes first
+        try:
             self.close()
+        except OSError:
+            if error is None:  # an earlier one says more
+                raise
 
     def truncate_after(self, step: int) -> None:
         """Removes the metrics that an earlier run wrote after `step`; called when resuming there.

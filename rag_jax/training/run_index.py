@@ -5,7 +5,7 @@ import pathlib
 from rag_jax import hosts
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
-from rag_jax.data.prepared import Prepared, is_in
+from rag_jax.data.prepared import Prepared, has_tokens_of
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training.job import Index, Job
@@ -78,6 +78,6 @@ def check_tokens(index: Index, prepared: Prepared) -> None:
     if PASSAGE_TABLE not in index.passages.token_tables:
         raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
                           "tokens that one reads; build an index for this one")
-    if not is_in(prepared.format, index.passages):
+    if not has_tokens_of(index.passages, prepared.format):
         raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator, as "
                           "this version of rag_jax writes them; build an index for it")

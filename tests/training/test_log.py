@@ -113,7 +113,7 @@ def test_tensorboard_gets_the_scalars_and_purges_on_resume(tmp_path):
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(),
                     reason="needs /dev/full, Linux's file on a full disk")
-def test_a_full_disk_ends_the_writing_of_events_with_an_error(tmp_path, monkeypatch):
+def test_a_full_disk_ends_the_writing_of_events_with_an_error(tmp_path):
     """A thread of tensorboardX ended, and training waited for it for ever."""
     def fill(writer):
         writer.write(1, {"train/nll": 0.125})
