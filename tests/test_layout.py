@@ -208,6 +208,32 @@ def test_no_private_parts_and_no_patches():
     check_against("private parts of other libraries", used)
 
 
+def given(body: list[ast.stmt]) -> list[str]:
+    """Names that a module or a class gives in its own lines, under conditions apart."""
+    names = []
+    for node in body:
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            made_of = {ast.unparse(each).split("(")[0].split(".")[-1]
+                       for each in node.decorator_list}
+            names += [] if made_of & {"setter", "overload"} else [node.name]
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names += [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names += [each.id for target in targets for each in ast.walk(target)
+                      if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)]
+    return names
+
+
+def test_names_are_given_once():
+    """A second constant of the same name takes the place of the first without a word."""
+    for name, tree in trees().items():
+        for node in (tree, *(each for each in ast.walk(tree) if isinstance(each, ast.ClassDef))):
+            names = given(node.body)
+            twice = sorted({each for each in names if names.count(each) > 1})
+            assert not twice, f"{name}: {twice}"
+
+
 SHAPES = (r"(?:float32|int32|bool|int|dtype)\[([^\]]*)\]",  # float32[B, K]
           r"->\s*\[([^\]]*)\]",  # -> [B, K]
           r"\b[a-z]\w*_([A-Z1]+)\b",  # log_p_BK
