@@ -86,6 +86,14 @@ def platform(x: jax.Array) -> str:
     return device.platform if device is not None else jax.default_backend()
 
 
+def of_least_memory(mesh: Mesh) -> dict[str, str]:
+    """Options of a compilation for the devices of a mesh. XLA's CPU backend orders operations so
+    that many may run side by side; so they are ordered so that few arrays are there at once."""
+    platform = mesh.devices.flat[0].platform
+    option = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+    return option if platform == "cpu" else {}
+
+
 def filled_up(size: int, mesh: Mesh) -> int:
     """`size` rows, rounded up to what can be split over the mesh as a batch."""
     parts = shards(mesh, "batch")

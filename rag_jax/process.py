@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -118,6 +119,19 @@ def give_back_memory() -> None:
     buffers of a step."""
     if (malloc_trim := _of_glibc("malloc_trim")) is not None:
         malloc_trim(0)
+
+
+@functools.cache
+def give_back_after_compiling() -> None:
+    """From now on, gives back what compiling a large program has freed, before the program runs:
+    its buffers would not fit there."""
+    import jax.monitoring  # here, as commands that need no jax keep their memory too
+
+    def compiled(event: str, secs: float, **_: str) -> None:
+        if event.endswith("backend_compile_duration") and secs > 1:
+            give_back_memory()
+
+    jax.monitoring.register_event_duration_secs_listener(compiled)
 
 
 def _of_glibc(name: str) -> Callable[..., int] | None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import types
 
+import jax.monitoring
 import pytest
 
 from rag_jax import cli, errors, hosts, process
@@ -159,6 +160,20 @@ def test_xla_knows_the_flag_of_the_library_products():
     """It ends a process at a flag that it does not know."""
     flags = {**os.environ, "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false"}
     subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=flags, check=True)
+
+
+def test_what_compiling_leaves_is_given_back_before_the_program_runs(monkeypatch):
+    """It lay in pieces beside the step's buffers for the whole run, half a GB of a base model's."""
+    given = []
+    monkeypatch.setattr(process, "give_back_memory", lambda: given.append("back"))
+    process.give_back_after_compiling()
+    process.give_back_after_compiling()
+    compiled = "/jax/core/compile/backend_compile_duration"
+    for event, secs in ((compiled, 0.5), ("/jax/core/compile/jaxpr_trace_duration", 9.0)):
+        jax.monitoring.record_event_duration_secs(event, secs)
+    assert not given, "a small program, and one that is not compiled yet"
+    jax.monitoring.record_event_duration_secs(compiled, 9.0, fun_name="step")
+    assert given == ["back"]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"),

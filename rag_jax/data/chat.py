@@ -34,20 +34,20 @@ print(json.dumps(found))
 
 
 @functools.cache
-def rendered(template: str, question: str, answer: str, bos: str, eos: str) -> str:
+def rendered(template: str, question: str, answer: str, names: tuple[tuple[str, str], ...]) -> str:
     """The text that a chat template makes of a user's message and its answer.
 
     Args:
       template: in the language of jinja.
       question, answer: the messages.
-      bos, eos: its bos_token and eos_token.
+      names: pairs of a name that it may use, such as bos_token, and its text.
 
     Raises:
       DataError: its error, or that it takes too long, too much memory or too many letters.
     """
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     given = {"template": template, "messages": messages, "cpu_secs": CPU_SECS, "bytes": BYTES,
-             "longest": LONGEST, "names": {"bos_token": bos, "eos_token": eos}}
+             "longest": LONGEST, "names": dict(names)}
     # Threads of numpy's library would reserve more memory than the limit leaves.
     alone = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:

@@ -46,7 +46,8 @@ def parts_of(template: str, chat: str | None, tokenizer: Tokenizer) -> Parts:
     text = template
     if chat is not None:
         names = {"bos_token": "", "eos_token": "", **tokenizer.config}
-        text = rendered(TODAY + chat, template, ANSWER, names["bos_token"], names["eos_token"])
+        names = {name: text for name, text in names.items() if name.endswith("_token")}
+        text = rendered(TODAY + chat, template, ANSWER, tuple(sorted(names.items())))
         if not _in_order(text):
             raise DataError(f"the tokenizer's chat_template does not write a user's message "
                             f"{template!r} as it is, once, but {text!r:.300}; set "
@@ -84,7 +85,8 @@ class PromptFormat(GeneratorFormat):
         after, gap = tokenizer.encode_part(after)
         super().__init__(tokenizer.answering(ending[0] if ends else tokenizer.end, gap),
                          max_length, uncased_questions=uncased_questions)
-        self.begin, self._before_passage = tokenizer.encode_part(parts.before, first=True)
+        self.begin, self._before_passage = tokenizer.encode_part(
+            parts.before, first=True, complete=parts.ending is not None)
         self._between, self._before_question = tokenizer.encode_part(parts.between)
         self.room, self.foot = max_length - len(self.begin), []
         self._after, self.start = after[:-1], after[-1]

@@ -186,10 +186,12 @@ class Tokenizer:
                 return whole[len(begun) :]
         return self.encode([text])[0]
 
-    def encode_written(self, text: str, first: bool = False) -> list[int]:
+    def encode_written(self, text: str, first: bool = False, complete: bool = False) -> list[int]:
         """Ids of a part of a prompt, in which the names of special tokens are these tokens.
 
-        first: with the tokens that the tokenizer puts before a text; else it continues another.
+        Args:
+          first: with the tokens that the tokenizer puts before a text; else it continues another.
+          complete: of a text that has such tokens already, as that of a chat template.
         """
         self._backend.encode_special_tokens = False
         try:
@@ -198,23 +200,26 @@ class Tokenizer:
             ids, = self.encode([text])
         finally:
             self._backend.encode_special_tokens = True
+        if complete:
+            return ids
         letter = self._backend.encode("a")
         begun = letter.ids[: letter.sequence_ids.index(0)] if self._letter else []
         return ids if ids[: len(begun)] == begun else [*begun, *ids]
 
-    def encode_part(self, text: str, first: bool = False) -> tuple[list[int], Joint]:
+    def encode_part(self, text: str, first: bool = False, complete: bool = False
+                    ) -> tuple[list[int], Joint]:
         """Ids of a part of a prompt, as `encode_written`, and how texts that come after it continue
         it: so that both together are the ids of the whole, unless the two merge. A space at its end
         is theirs."""
         ways = [(text, Joint()), (text, Joint("\n", len(self.encode(["\n"])[0])))]
         if text.endswith(" "):  # which Llama 2's tokenizer writes itself
             ways = [(text[:-1], Joint(" ")), (text[:-1], Joint())]
-        whole = self.encode_written(text + "a", first)
+        whole = self.encode_written(text + "a", first, complete)
         for part, joint in ways:
-            ids = self.encode_written(part, first)
+            ids = self.encode_written(part, first, complete)
             if [*ids, *self.encode_behind(joint, ["a"])[0]] == whole:
                 return ids, joint
-        return self.encode_written(ways[0][0], first), ways[0][1]
+        return self.encode_written(ways[0][0], first, complete), ways[0][1]
 
     def answering(self, end: int, gap: Joint) -> "Tokenizer":
         """A copy for answers that end with this token and so continue the text before them."""

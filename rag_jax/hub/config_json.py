@@ -94,8 +94,9 @@ def checked_value(config: Mapping[str, Any], ours: str, theirs: str, cls: type,
     bounds = next(field.metadata for field in dataclasses.fields(cls) if field.name == ours)
     least, most = bounds["at_least"], bounds["at_most"]
     if (least is not None and value < least) or (most is not None and value > most):
-        raise HubError(f"{file}: {theirs} = {value} is out of its bounds: at least {least}, at "
-                       f"most {most}")
+        allowed = [f"{word} {bound}" for word, bound in (("at least", least), ("at most", most))
+                   if bound is not None]
+        raise HubError(f"{file}: {theirs} = {value} is out of its bounds: {', '.join(allowed)}")
     return hint(value)
 
 

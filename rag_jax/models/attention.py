@@ -15,7 +15,7 @@ from rag_jax.marginal import MASKED
 from rag_jax.models.fused_attention import fused_attention
 from rag_jax.models.layers import Dropout, dropped
 from rag_jax.models.packing import Packing
-from rag_jax.models.products import Linear, product, transposed
+from rag_jax.models.products import Linear, anew, product, transposed
 
 ATTENDED = "intermediates"  # the collection that receives `attended`, where it is mutable
 
@@ -48,7 +48,7 @@ def _attention_forward(queries: jax.Array, keys: jax.Array, values: jax.Array,
 
 
 def _attention_backward(rate: float, residuals: tuple, grad: jax.Array) -> tuple:
-    queries, keys, values, mask, kept, weights_RHTS, bias = residuals
+    queries, keys, values, mask, kept, weights_RHTS, bias = anew(residuals)
     dtype = values.dtype
     # A masked score has weight 0 and therefore gradient 0, except where a row is masked as a whole
     # and its weights are uniform: such rows get their gradient 0 here.

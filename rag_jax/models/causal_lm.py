@@ -77,7 +77,7 @@ def frequencies(config: CausalConfig, local: bool = False) -> tuple[np.ndarray, 
         first, last = (len(pairs) * math.log(c.rope_positions / (turns * 2 * math.pi))
                        / math.log(theta) for turns in (c.rope_high, c.rope_low))
         first, last = max(math.floor(first), 0), min(math.ceil(last), c.head_size - 1)
-        kept = 1 - np.clip((pairs - first) / max(last - first, 0.001), 0, 1)
+        kept = 1 - np.clip((pairs - first) / (last - first or 0.001), 0, 1)
         factor = 0.1 * math.log(c.rope_factor) + 1 if c.rope_factor > 1 else 1.0
     return (kept * unscaled + (1 - kept) * scaled).astype(np.float32), factor
 

@@ -196,8 +196,9 @@ class Dropout(nn.Module):
         if deterministic or not self.rate:
             return None
         pairs = random_bits(self.make_rng("dropout"), (*shape[:-1], -(-shape[-1] // 2)))
-        halves = jnp.concatenate([pairs & 0xFFFF, pairs >> 16], axis=-1)[..., : shape[-1]]
-        return halves >= round(self.rate * 2**16)
+        least = round(self.rate * 2**16)
+        halves = [(pairs & 0xFFFF) >= least, pairs >> 16 >= least]
+        return jnp.concatenate(halves, axis=-1)[..., : shape[-1]]
 
 
 def dropped(x: jax.Array, kept: jax.Array | None, rate: float) -> jax.Array:

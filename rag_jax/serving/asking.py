@@ -29,7 +29,7 @@ class Asked(NamedTuple):
     program: str  # "search" or "sample"
     questions: list[Question]
     ask: Ask
-    prompt: int = 0  # tokens of the question, as the generator reads it
+    prompt: int = 0  # tokens of the question, before it is cut
 
 
 def asked(fields: Fields, text: str, settings: Settings, run: EvalConfig) -> Asked:

@@ -27,7 +27,7 @@ class Metrics:
                                     "Until the first token of an answer is sent.", buckets=SECONDS)
         self.whole = self._of(Histogram, "e2e_request_latency_seconds",
                               "Until an answer is sent whole.", buckets=SECONDS)
-        self.prompt = self._of(Counter, "prompt_tokens", "Tokens of questions.")
+        self.prompt = self._of(Counter, "prompt_tokens", "Tokens of questions, as asked.")
         self.generated = self._of(Counter, "generation_tokens", "Tokens of answers, without </s>.")
         self._success = Counter("vllm:request_success", "Answers by how they ended.",
                                 ("model_name", "finished_reason"), registry=self._registry)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rag_jax import process
 from rag_jax.config import OptimizerConfig
 from rag_jax.models.rag import FUSION
 from rag_jax.training import step
@@ -36,6 +37,7 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
     Where the loss has the metric INFORMATION, the updates of RETRIEVER shrink in proportion to it
     while it is below config.train.full_information times the entropy of p(z | x).
     """
+    process.give_back_after_compiling()
     model, full = job.model, job.config.train.full_information
     adamw = make_optimizer(optimizer, settings["steps"], rates, settings["log_every"])
     if "guard" in settings:  # where it is None now, earlier checkpoints may hold guarded towers
@@ -57,7 +59,9 @@ def build_stage(job: Job, name: str, rates: Mapping[str, float | None], loss: st
 
     def first_state() -> step.TrainState:
         if initial is None:
-            return make()
+            state = make()
+            make.clear_cache()  # it runs once, and its program takes 0.3 GB of a base model's
+            return state
         params = jax.tree.map(jnp.copy, initial())  # the step donates its state
         first = {tower: params[tower] for tower in adamw.towers}
         opt_state = jax.jit(adamw.init, out_shardings=shardings.opt_state)(first)

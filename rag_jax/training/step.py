@@ -239,6 +239,7 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
         donate_argnums=0,
         out_shardings=(shardings, None),  # the metrics' are above
         in_shardings=(shardings, rows if inside is None else inside.shardings, whole),
+        compiler_options=parallel.of_least_memory(mesh),
     )
     if inside is complete:
         return jitted
@@ -346,13 +347,15 @@ def init_state(model: rag.RagModel, towers: tuple[str, ...], optimizer: Optimize
         return TrainState(params, optimizer.init({t: params[t] for t in optimizer.towers}))
 
     shardings = _shardings(abstract)
-    return jax.jit(make, out_shardings=shardings), abstract, shardings
+    options = parallel.of_least_memory(mesh)
+    return jax.jit(make, out_shardings=shardings, compiler_options=options), abstract, shardings
 
 
 def fresh_params(model: rag.RagModel, towers: tuple[str, ...], seed: int, mesh: Mesh) -> Params:
     """Initial parameters of towers, in their shardings."""
     make, abstract = _initial(model, towers, seed, mesh)
-    return jax.jit(make, out_shardings=_shardings(abstract))()
+    return jax.jit(make, out_shardings=_shardings(abstract),
+                   compiler_options=parallel.of_least_memory(mesh))()
 
 
 def abstract_params(model: rag.RagModel, towers: Sequence[str], mesh: Mesh) -> Params:

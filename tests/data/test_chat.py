@@ -12,7 +12,8 @@ def rendered(template, **limits):
     with pytest.MonkeyPatch.context() as patched:
         for name, value in limits.items():
             patched.setattr(chat, name, value)
-        return chat.rendered(template, "Größe?", "Lima", "<s>", "</s>")
+        return chat.rendered(template, "Größe?", "Lima",
+                             (("bos_token", "<s>"), ("eos_token", "</s>")))
 
 
 def test_a_template_renders_the_messages_and_the_tokens():

@@ -138,7 +138,8 @@ def test_the_tokens_of_a_prompt_are_those_of_its_whole_text(form, chat, scheme):
     answer, = layout.tokenizer.encode_answers(["Lima"])
     text = TEMPLATES[form].replace("{passage}", "Peru\nLima is the capital of Peru.").replace(
         "{question}", "Lima or Quito?")
-    whole = f"{text} Lima" if chat is None else rendered(chat, text, "Lima", "<s>", "</s>")
+    whole = f"{text} Lima" if chat is None else rendered(
+        chat, text, "Lima", (("bos_token", "<s>"), ("eos_token", "</s>")))
     backend.encode_special_tokens = False
     expected = backend.encode(whole).ids
     joined = [*layout.join(passage, question), layout.start, *answer]
@@ -185,6 +186,22 @@ def test_a_chat_template_that_changes_messages_is_named(folder, chat):
     """The error blamed config.data.prompt, which nobody had set."""
     with pytest.raises(DataError, match="the tokenizer's chat_template does not write"):
         parts_of(TEMPLATES["chat"], chat, Tokenizer.load(folder))
+
+
+@pytest.mark.parametrize("form, begun", [("prompt", ["<s>"]), ("chat", ["<unk>", "<pad>"])])
+def test_a_chat_begins_as_its_template_writes_it(form, begun):
+    """TinyLlama's and Zephyr's templates write no <s>: the tokenizer's own stood before the chat,
+    which transformers leaves out; and of the names of special tokens two alone were known."""
+    tokenizer = train_bart_tokenizer(TEXTS, 320)
+    tokenizer._backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer._backend.token_to_id("<s>"))])
+    chat = "{{ unk_token }}{{ pad_token }}" + ZEPHYR
+    named = Tokenizer(tokenizer._backend, {"bos_token": "<s>", "eos_token": "</s>",
+                                           "unk_token": "<unk>", "pad_token": "<pad>",
+                                           "chat_template": chat})
+    layout = generator_format(replace(Config(), {"data.source_format": form}), named)
+    assert [layout.tokenizer.piece(i) for i in layout.begin][: len(begun)] == begun
+    assert named.start not in layout.begin[len(begun):]
 
 
 def test_a_start_that_is_also_the_end_stands_before_a_prompt(tmp_path):

@@ -164,3 +164,9 @@ def test_scaled_rotary_positions_keep_what_turns_fast():
         assert (np.diff(ratio) <= 1e-6).all()
         np.testing.assert_allclose(factor, {"llama3": 1, "yarn": 1 + 0.1 * np.log(8)}[kind])
     assert plain[0] == 1
+    # Where fewer positions were trained than the slowest of them turn, the band is upside down.
+    config = dataclasses.replace(CONFIGS["qwen2"], head_size=64, rope_theta=1e4, rope_type="yarn",
+                                 rope_factor=4.0, rope_positions=4)
+    ratio = frequencies(config)[0] / frequencies(
+        dataclasses.replace(config, rope_type="default"))[0]
+    np.testing.assert_allclose(ratio, 1, rtol=1e-6)  # as in transformers

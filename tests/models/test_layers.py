@@ -10,11 +10,54 @@ import numpy as np
 import pytest
 import tiny
 
+from rag_jax import parallel
+from rag_jax.config import MeshConfig
 from rag_jax.models import products
 from rag_jax.models.attention import attention
 from rag_jax.models.layers import Dropout, RmsNorm, gelu, look_up, norm
 from rag_jax.models.products import by_rows, linear
 from rag_jax.models.stack import Stack
+
+
+def temporary(function, *arguments):
+    """Bytes that a jitted function needs besides its arguments and results, by the compiler."""
+    mesh = parallel.make_mesh(MeshConfig(1, 1), jax.devices()[:1])
+    jitted = jax.jit(function, compiler_options=parallel.of_least_memory(mesh))
+    return jitted.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_kernels_in_bfloat16_are_not_kept_for_the_backward_pass():
+    """XLA took the forward pass's conversions there: 0.6 GB of them lay beside the activations."""
+    kernels = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 12
+    x = jax.ShapeDtypeStruct((8, 256), jnp.bfloat16)
+
+    def value(x, kernels):
+        for kernel in kernels:
+            x = jnp.tanh(linear(x, kernel, None))
+        return x.astype(jnp.float32).sum()
+
+    assert temporary(jax.grad(value), x, kernels) < 4 * 256 * 256 * 2
+
+
+def test_attention_weights_are_kept_in_the_dtype_of_the_values():
+    """XLA kept their float32 form beside it, of which the backward pass needs a layer at a time."""
+    kernels = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 8
+    x = jax.ShapeDtypeStruct((128, 256), jnp.bfloat16)
+
+    def value(kernels, x):
+        for kernel in kernels:
+            heads = linear(x, kernel, None).reshape(2, 64, 4, 64).swapaxes(1, 2)
+            y = attention(heads, heads.mT, heads, None, None, 0.0)
+            x = x + y.swapaxes(1, 2).reshape(x.shape)
+        return x.astype(jnp.float32).sum()
+
+    def step(kernels, x):
+        grads = jax.grad(value)(kernels, x)
+        size = sum(jnp.sum(grad * grad) for grad in grads)
+        return [kernel - size * grad for kernel, grad in zip(kernels, grads, strict=True)]
+
+    weights = len(kernels) * 2 * 4 * 64 * 64
+    assert temporary(step, kernels, x) < 6 * weights  # 5 bytes each, and 7 with that form
 
 
 @pytest.mark.parametrize("dtype,tolerance", [("float32", 1e-5), ("bfloat16", 2e-2)])
