@@ -260,6 +260,7 @@ class Answerer:
           draws: as for `decode`.
         """
         limit, retrieved = questions.format.max_length, self.retrieve(params, questions)
+        params = self._in_dtype(params)
         (numbers, batch), = self.batches(questions, retrieved, answers=False)
         for length in _padded_lengths(self.settings.length_step, limit):
             shape = (*batch.source_ids.shape[:2], length)

@@ -152,7 +152,7 @@ def _gold_metrics(answerer: Answerer, questions: QuestionTokens, retrieved: np.n
     for example, rows in zip(questions.examples, retrieved, strict=True):
         gold = [name for name in example.positive_ids if store.find(name) is not None]
         if gold:
-            pairs.append(([store[int(row)].id for row in rows if row >= 0], set(gold)))
+            pairs.append(([store[int(row)].id for row in rows], set(gold)))
     if not pairs:
         return {}
     ids, gold = zip(*pairs, strict=True)

@@ -298,8 +298,8 @@ def _holds_former(folder: pathlib.Path, path: pathlib.Path) -> bool:
 
 
 def stamp(path: pathlib.Path) -> str:
-    """A digest of the name, size and time of a file, or of all files of a folder, which tells
-    whether they have changed; "" where the path does not exist."""
+    """A digest of the size and time of a file, or of these and the names of all files of a folder,
+    which tells whether they have changed; "" where the path does not exist."""
     if not path.exists():
         return ""
     digest = hashlib.sha256()
@@ -421,8 +421,13 @@ def _is_alive(path: pathlib.Path, owner: re.Match) -> bool:
 
 
 def _last_change(path: pathlib.Path) -> float:
-    """When a path was last changed, in seconds; for a folder, the last change of anything in it."""
-    times = [path.lstat().st_mtime]
+    """When a path was last changed, in seconds; for a folder, the last change of anything in it.
+
+    0 where it is gone: another host may rename or remove it meanwhile.
+    """
+    times = [0.0]
+    with contextlib.suppress(FileNotFoundError):
+        times.append(path.lstat().st_mtime)
     for parent, _, names in os.walk(path):
         for name in ("", *names):
             with contextlib.suppress(FileNotFoundError):

@@ -287,6 +287,26 @@ def test_passages_are_read_with_matrices_that_are_converted_once(monkeypatch):
     assert all(map(operator.is_, leaves, read[0]) for leaves in read)
 
 
+def test_what_is_compiled_ahead_is_the_program_that_decodes(monkeypatch):
+    """Of parameters in float32 another one was compiled, and the first question waited again."""
+    model, index, questions = shelf(longest=22)
+    model = dataclasses.replace(model, generator=dataclasses.replace(CAUSAL, dtype="bfloat16"))
+    answerer = answering.Answerer(
+        model, parallel.make_mesh(MeshConfig(), jax.devices()[:1]), index,
+        answering.Settings(2, 9, 8, Decoding(max_length=2, num_beams=1)))
+    dtypes = []
+
+    def begin(params, *_):
+        dtypes.append({str(leaf.dtype) for leaf in jax.tree.leaves(params["generator"])})
+        return None, None
+
+    for name, instead in (("_begin", begin), ("_go_on", lambda *_: (None, None)),
+                          ("retrieve", lambda *_: np.array([[n, n] for n in range(9)]))):
+        monkeypatch.setattr(answerer, name, instead)
+    answerer.compile(tiny.rag_params(model, seed=4), questions)
+    assert dtypes and all(each == {"bfloat16", "float32"} for each in dtypes)
+
+
 @pytest.mark.parametrize("generator", [tiny.BART, tiny.T5, CAUSAL])
 def test_matrices_that_are_kept_in_bfloat16_give_the_same_bits(generator, monkeypatch):
     """Rounded at another place than where they are multiplied, they would be another model."""

@@ -161,6 +161,21 @@ def test_what_another_host_still_writes_into_is_no_leftover(tmp_path):
     assert files.remove_leftovers(tmp_path, alone=True) and not any(tmp_path.iterdir())
 
 
+def test_what_another_host_renames_meanwhile_is_no_error(tmp_path, monkeypatch):
+    """It was finished between the listing of the folder and the look at its time."""
+    path = tmp_path / ".meta.json.rag_jax-elsewhere-77-0123abcd"
+    path.write_text("{}")
+    last_change = files._last_change
+
+    def finished(one):
+        path.rename(tmp_path / "meta.json")
+        return last_change(one)
+
+    monkeypatch.setattr(files, "_last_change", finished)
+    files.remove_leftovers(tmp_path)
+    assert (tmp_path / "meta.json").read_text() == "{}"
+
+
 @pytest.mark.parametrize("link", ["", "content"])
 def test_a_link_in_a_working_folder_leads_nowhere(tmp_path, link):
     """In a folder that somebody handed over it may lead into the home of who builds there."""

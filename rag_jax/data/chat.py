@@ -54,7 +54,7 @@ def rendered(template: str, question: str, answer: str, names: tuple[tuple[str, 
         done = subprocess.run(
             [sys.executable, "-P", "-c", _RENDER], input=json.dumps(given), text=True,
             encoding="utf-8", capture_output=True, timeout=WALL_SECS, env={**os.environ, **alone})
-        lines = done.stdout.splitlines()[-1:] if done.returncode >= 0 else []
+        lines = done.stdout.splitlines()[-1:] if done.returncode == 0 else []
     except subprocess.TimeoutExpired:
         done, lines = None, []
     result = json.loads(lines[0]) if lines else {"error": _failure(done)}

@@ -106,7 +106,8 @@ def corpus_files(path: str | os.PathLike) -> list[str]:
 
 
 def _tables(folder: str) -> list[str]:
-    return sorted(str(p) for p in pathlib.Path(folder).rglob("*") if p.suffix in _TABLES)
+    return sorted(str(path) for path in pathlib.Path(folder).rglob("*")
+                  if path.suffix in _TABLES and path.is_file())
 
 
 def _rows(name: str) -> Iterator[tuple[str, Passage]]:

@@ -135,6 +135,7 @@ def _fetch(url: str, part: pathlib.Path, version: pathlib.Path, size: int | None
                                 f"{size} from {had} on were expected: the file has changed at its "
                                 "source, or something stands in between. Fetch it by hand")
         if not goes_on:
+            _start_again(part, version)  # a part of another version must never have this one's tag
             version.write_text(f"{_tag(came)}\n{'' if total is None else total}", "utf-8")
         _receive(response, part, "ab" if goes_on else "wb", total, size)
     if total is not None and _size(part) < total:

@@ -27,9 +27,9 @@ _ENCODER = ("passage_prefix", "titles")
 _WORLD = ("fictional_countries", "world_task")
 _LATER_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
                 "added_tokens.json")  # earlier records do not have them
+_BESIDE = ("tokenizer_config.json", "chat_template.jinja")  # read with a tokenizer.json, too
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt",
-                    "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json",
-                    *_LATER_FILES)
+                    *_BESIDE, "special_tokens_map.json", *_LATER_FILES)
 _ABSENT = {"source": None, "files": {}}
 _SETTLED_NS = 2 * 10**9  # a file may change again within the tick of its file system's clock
 
@@ -89,7 +89,8 @@ def _contents(name: str, source: str, data_dir: str) -> tuple[str, dict[str, pat
         path, split = directory_and_split(source)
         shown = f":{split}"
     if path.is_file():
-        return shown, {"": path}
+        beside = () if name in ("passages", *QUESTIONS) else map(path.with_name, _BESIDE)
+        return shown, {"": path, **{file.name: file for file in beside if file.is_file()}}
     if name == "passages":
         paths = [pathlib.Path(file) for file in corpus_files(source)]
     elif name in QUESTIONS:
@@ -138,6 +139,8 @@ def _other_files(then: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         return []
     digests = [{key: entry["sha256"] for key, entry in files.items()} for files in (then, new)]
     known = (then.keys() | new.keys()) - (set(_LATER_FILES) - then.keys())
+    if "" in then:  # earlier records of a file have nothing of what is beside it
+        known -= set(_BESIDE) - then.keys()
     return sorted((new.get(key) or then[key])["path"] for key in known
                   if digests[0].get(key) != digests[1].get(key))
 

@@ -130,7 +130,7 @@ def _check_patterns(where: str, patterns: Iterable[str]) -> None:
         try:
             with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
                 re.compile(pattern)
-        except (re.error, OverflowError, RecursionError) as error:
+        except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise DataError(
                 f"{where}: answers[{i}], {pattern[:60]!r}, is not a regular expression ({error}): "
                 'mend it, or leave "regex" out'
@@ -300,10 +300,11 @@ def _is_header(where: str, fields: list[str], answered: bool) -> bool:
     if {"id", "text", "title"} <= set(fields):
         raise DataError(f"{where}: the header of a file of passages: expected questions, with "
                         "their answers after a tab where they are known")
-    if "question" in fields[1:] and {"id", "answers", "answer"} & set(fields):
+    low = [field.lower() for field in fields]
+    if {"question", "questions"} & set(low[1:]) and {"id", "answer", "answers"} & set(low):
         raise DataError(f"{where}: a header with other columns before the question: the first "
                         "has to be the question, and the others its answers; or write .jsonl")
-    header = fields[0].lower() in ("question", "questions")
+    header = low[0] in ("question", "questions")
     named = list(filter(None, fields[1:]))
     other = [name for name in named if not _ANSWERS.fullmatch(name.lower())]
     if header and answered and other and len(named) > 1:  # a column alone has the answers

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from rag_jax.data.json_document import json_array, json_columns
 from rag_jax.data.question_files import Example, read_jsonl, read_tsv
 from rag_jax.data.records import Record, json_lines
-from rag_jax.data.wikitext import TAG
+from rag_jax.data.wikitext import without_tags
 from rag_jax.errors import DataError
 
 Rows = Iterator[tuple[str, Example]]
@@ -169,7 +169,7 @@ def _members(path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _plain(text: str) -> str:
-    text = " ".join(_ESCAPED.sub(r"\1", html.unescape(TAG.sub("", text))).split())
+    text = " ".join(_ESCAPED.sub(r"\1", html.unescape(without_tags(text))).split())
     enclosed = len(text) > 1 and text[0] == text[-1] == "'"
     return text[1:-1].strip() if enclosed else text
 

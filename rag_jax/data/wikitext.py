@@ -13,7 +13,8 @@ _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)  # one without an end hid
 _DROPPED = re.compile(
     r"<(ref|math|chem|gallery|timeline|score|syntaxhighlight|source|imagemap|table|nowiki|pre)\b"
     r"[^<>]*>", re.IGNORECASE)
-TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
+_BREAK = re.compile(r"</?br\b[^<>]*>", re.IGNORECASE)  # </br> is a common slip
+_TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
 # A template without another inside; single braces may be inside.
 _TEMPLATE = re.compile(r"\{\{(?!\{)(?:[^{}]|\{(?!\{)|\}(?!\})|\}(?=\}\}(?!\})))*\}\}")
 _TABLE = re.compile(r"^[ :]*\{\|(?:(?!^[ :]*\{\|).)*?^[ :]*\|\}", re.DOTALL | re.MULTILINE)
@@ -46,9 +47,14 @@ def plain_text(markup: str) -> str:
     text = _inside_out(_LINK, lambda match: _link_text(match[1]), text)
     text = _URL.sub(r"\1", text)
     text = _BLOCK.sub("", _MAGIC.sub("", _QUOTES.sub("", text)))
-    text = html.unescape(TAG.sub("", text))
+    text = html.unescape(without_tags(text))
     text = _BRACKETS.sub("", " ".join(text.split()))
     return " ".join(text.split()).replace(" ,", ",")
+
+
+def without_tags(text: str) -> str:
+    """The text without its tags; a line break is a space, for the words beside it are two."""
+    return _TAG.sub("", _BREAK.sub(" ", text))
 
 
 def _without_dropped(text: str) -> str:

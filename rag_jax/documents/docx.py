@@ -23,7 +23,8 @@ _STRICT_M = "{http://purl.oclc.org/ooxml/officeDocument/math}"
 _LEFT_OUT = {f"{space}{name}" for space in (_W, _STRICT) for name in ("del", "moveFrom")} | {
     "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"}
 _HEADING = re.compile(r"(?:heading|title|subtitle) ?([1-9]?)", re.I)
-_MARKS = {f"{_W}tab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n", f"{_W}noBreakHyphen": "-"}
+_MARKS = {f"{_W}tab": "\t", f"{_W}ptab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n",
+          f"{_W}noBreakHyphen": "-"}
 # What stands before and after a part of an equation, where it has text.
 _IN_EQUATIONS = {f"{_M}den": ("/", ""), f"{_M}sup": ("^", ""), f"{_M}sub": ("_", ""),
                  f"{_M}d": ("(", ")")}
@@ -144,7 +145,7 @@ def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: b
     hidden: the style of the paragraph hides its text.
     """
     for child in element:
-        if child.tag == f"{_W}r" and _is_hidden(child, styles, hidden):
+        if child.tag == f"{_W}pPr" or child.tag == f"{_W}r" and _is_hidden(child, styles, hidden):
             continue
         if child.tag in (f"{_W}t", f"{_M}t"):
             yield child.text or ""

@@ -13,7 +13,7 @@ import regex
 from rag_jax.errors import DataError
 from rag_jax.metrics.references import refuse_string
 
-FLAGS = re.IGNORECASE | re.UNICODE | re.MULTILINE
+FLAGS = re.IGNORECASE | re.MULTILINE  # UNICODE is the default, and (?a) may replace it
 LIMIT_SECS = 5.0  # of one match; some patterns, as (?:a|aa)+$, would run for ever
 LIMIT_PARTS = 20_000  # of a pattern, its repetitions written out: `regex` takes 3 KB for each
 
@@ -85,7 +85,9 @@ def _compiled(pattern: str) -> regex.Pattern | None:
                     f"the regular expression {pattern!r:.200} has {parts} parts with its "
                     f"repetitions written out, at most {LIMIT_PARTS} are matched: lower its {{N}}")
             return regex.compile(pattern, int(FLAGS) | regex.VERSION0)
-    except (re.error, regex.error, OverflowError, RecursionError):
+    except SlowPatternError:
+        raise
+    except (re.error, regex.error, ValueError, OverflowError, RecursionError):
         return None
 
 

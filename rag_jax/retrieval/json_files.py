@@ -119,9 +119,10 @@ def read_sealed(path: Path, needs_digest: bool = False, most: int = JSON_BYTES
             raise RetrievalError(f"{path}: its own sha256 is missing; {REMEDY}.")
         return content
     if content.pop("sha256") != digest_of(content):
-        raise RetrievalError(
-            f"{path}: differs from the sha256 in its last line, so it is damaged; {REMEDY}. If it "
-            "was changed on purpose, remove that line.")
+        advice = "" if needs_digest else (
+            " If it was changed on purpose, remove that line, and the comma before it.")
+        raise RetrievalError(f"{path}: differs from the sha256 in its last line, so it is damaged; "
+                             f"{REMEDY}.{advice}")
     return content
 
 

@@ -68,7 +68,8 @@ def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts:
 
     size, shard_rows = len(store), embedder.shard_rows
     begins = range(0, size, shard_rows)[hosts.index :: hosts.count]
-    done = {begin: mark for begin in begins if (mark := _read_mark(file, begin))}
+    done = {begin: mark for begin in begins
+            if (mark := _read_mark(file, begin, min(shard_rows, size - begin)))}
     width = next(iter(done.values()))["width"] if done else None
     batches = _batches(embedder, _lengths(store, embedder), [b for b in begins if b not in done])
     shard, missing = np.zeros((0, 0), "<f4"), 0
@@ -100,7 +101,8 @@ def embed_rows(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray
 
 def join_shards(file: Path, size: int, shard_rows: int) -> None:
     """Checks that all shards are done and of one width, and cuts the file after the last row."""
-    marks = {begin: _read_mark(file, begin) for begin in range(0, size, shard_rows)}
+    marks = {begin: _read_mark(file, begin, min(shard_rows, size - begin))
+             for begin in range(0, size, shard_rows)}
     missing = [begin for begin, mark in marks.items() if mark is None]
     if missing:
         raise RetrievalError(
@@ -204,13 +206,16 @@ def _mark_path(file: Path, begin: int) -> Path:
     return file.parent.parent / "shards" / f"{begin:010d}.json"
 
 
-def _read_mark(file: Path, begin: int) -> dict | None:
-    """Returns the mark of a shard if its rows in the file have its checksum, else None."""
+def _read_mark(file: Path, begin: int, count: int) -> dict | None:
+    """Returns the mark of a shard of `count` rows if these have its checksum in the file, else
+    None; shards that were made with another shard_rows have other counts."""
     try:
         mark = json.loads(_mark_path(file, begin).read_text("utf-8"))
+        if mark["rows"] != count:
+            return None
         with open(file, "rb") as data:
             data.seek(begin * mark["width"] * 4)
-            rows = data.read(mark["rows"] * mark["width"] * 4)
+            rows = data.read(count * mark["width"] * 4)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return mark if hashlib.sha256(rows).hexdigest() == mark["sha256"] else None

@@ -27,6 +27,7 @@ def test_a_template_renders_the_messages_and_the_tokens():
     ("{{ 'a' * 10**6 }}", {}, "it makes 1000000 letters"),
     ("{{ 'a' * 3 * 10**9 }}", {"BYTES": 2 * 2**30}, "MemoryError"),
     ("{{ raise_exception('no system role') }}", {}, "no system role"),
+    ("", {"_RENDER": "print('a warning'); raise SystemExit('no jinja')"}, "no jinja"),
 ])
 def test_a_template_that_runs_on_or_fails_is_refused_with_its_reason(template, limits, said):
     """In this process it would take the command with it: range is bounded, loops in it are not."""

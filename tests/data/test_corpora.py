@@ -32,6 +32,7 @@ def test_a_folder_of_tables_is_read_in_the_order_of_names(tmp_path, write, suffi
         name = f"train-0000{number}-of-00003.{suffix}"
         (tmp_path / "data" / name).write_bytes(write(renumbered(10 * number)))
     (tmp_path / "dataset_info.json").write_text("{}")
+    (tmp_path / f"a folder.{suffix}").mkdir()
     passages = list(read_corpus(tmp_path))
     assert [p.id for p in passages] == "0 1 2 10 11 12 20 21 22".split()
     assert passages[0] == Passage("0", "Aaron", "Aaron is é.")

@@ -151,6 +151,24 @@ def test_a_kill_before_the_renaming_costs_nothing(server, tmp_path):
     assert server.ranges == [f"bytes={len(CONTENT)}-"]
 
 
+def test_a_kill_before_another_version_comes_leaves_no_part_of_the_first(
+        server, tmp_path, monkeypatch):
+    """The first one's part had the second one's tag: the next call went on with both."""
+    server.breaks = [1000] * 5
+    with pytest.raises(DownloadError):
+        download(server.url, tmp_path / "data.bin")
+    server.breaks, server.content, server.tag = [], CONTENT[::-1], '"v2"'
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "_receive", killed)
+        download(server.url, tmp_path / "data.bin")
+    download(server.url, tmp_path / "data.bin")
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT[::-1]
+
+
 @pytest.mark.parametrize("change", ["begins elsewhere", "another tag", "another size", "shorter"])
 def test_a_server_that_answers_a_range_with_another_file_is_asked_for_the_whole(
         server, tmp_path, change):

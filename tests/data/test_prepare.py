@@ -453,6 +453,22 @@ def test_a_sentencepiece_model_is_compared_where_the_record_has_it(tmp_path, oth
     assert "spiece.model" in preparing.inputs.differences(now, record(now))["generator_tokenizer"]
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "chat_template.jinja"])
+def test_what_is_read_beside_a_tokenizer_file_is_compared_where_the_record_has_it(tmp_path, name):
+    """Another chat template made other inputs, and the workdir's were gone on with."""
+    def record(earlier=None):
+        return preparing.inputs.describe(
+            Config(), {"generator_tokenizer": tmp_path / "tokenizer.json"}, earlier)
+
+    (tmp_path / "tokenizer.json").write_text("{}")
+    before = record()
+    (tmp_path / name).write_text('{"eos_token": "one"}')
+    now = record(before)
+    assert preparing.inputs.differences(before, now) == {}, "an earlier version's"
+    (tmp_path / name).write_text('{"eos_token": "two"}')
+    assert name in preparing.inputs.differences(now, record(now))["generator_tokenizer"]
+
+
 @pytest.mark.parametrize("split", ["train", "train[:50%]"])
 def test_a_tfds_folder_is_compared_by_its_files_and_its_split(tmp_path, split):
     """Of a slice no file was recorded, and of other splits nothing: others went unnoticed."""

@@ -76,6 +76,7 @@ def test_jsonl_fields(tmp_path):
         ('{"question": "q", "answers": ["a", "(b"], "regex": true}',
          r"answers\[1\], '\(b', is not a regular expression"),
         ('{"question": "q", "answers": ["a{9999999999}"], "regex": true}', "not a regular expr"),
+        ('{"question": "q", "answers": ["(?a)(?u)a"], "regex": true}', "not a regular expr"),
         ('{"question": "q", "answers": ["a"], "regex": 1}', "regex is 1: expected true or false"),
         ('{"question": "q", "answers": ["a"], "targets": "b"}', '"targets" is "b": expected a li'),
         ('{"question": "q", "answers": ["a"], "targets": [""]}', r"targets\[0\] is empty"),
@@ -203,9 +204,10 @@ def test_a_file_of_passages_is_no_file_of_questions(tmp_path, read):
 @pytest.mark.parametrize("read", [load_examples, read_asked])
 def test_a_header_whose_first_column_is_no_question_is_refused(tmp_path, read):
     """Every id was asked as a question, and the question was its answer."""
-    path = write(tmp_path / "q.tsv", "id\tquestion\tanswers\n1\tWho?\tAna\n")
-    with pytest.raises(DataError, match=r"q\.tsv:1: a header with other columns before"):
-        read(path)
+    for header in ("id\tquestion\tanswers", "ID\tQuestion\tAnswer", "id\tquestions\tanswers"):
+        path = write(tmp_path / "q.tsv", f"{header}\n1\tWho?\tAna\n")
+        with pytest.raises(DataError, match=r"q\.tsv:1: a header with other columns before"):
+            read(path)
     with pytest.raises(DataError, match=r"\.jsonl"):
         read(write(tmp_path / "q.json", '{"question": "Who?"}'))
 

@@ -92,3 +92,10 @@ def test_what_annotators_answered_counts_too(tmp_path):
     ("Cafe\u0301", "Café"), ("-LSB-x-RSB-_-LCB-y-RCB-", "[x] {y}")])
 def test_pages_of_fever_are_written_as_wikipedia_does(page, title):
     assert task_files.fever_title(page) == title
+
+
+def test_a_line_break_of_a_clue_separates_its_words(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(zipped({"000001.json": clue("Lima<br />is in <i>Peru</i>", "It<br>is", 41)}))
+    ((_, example),) = task_files.read_search_qa(str(path))
+    assert (example.question, example.answers) == ("It is", ("Lima is in Peru",))

@@ -23,6 +23,7 @@ from rag_jax.data.wikitext import is_disambiguation, plain_text
     ("x <ref>y <math>no</math> <pre>z", "x y z"),
     ("Tom &amp; Jerry&nbsp;&lt;3 <br/> <span class='x'>in</span> H<sub>2</sub>O",
      "Tom & Jerry <3 in H2O"),
+    ("Lima<br>Peru<br />Inca<BR clear=all>x</br>y<b>z</b>", "Lima Peru Inca x yz"),
     ("Lima ({{lang|es|x}}; {{IPA|y}}) is", "Lima is"),
     ("__NOTOC__ Text", "Text"),
     ("<math>a < b</math> and <gallery>\nno\n</gallery>end", "and end"),

@@ -263,6 +263,8 @@ def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
     found = of("a.jsonl", '{"a": 1, "b": [2]}\n[1]\n{"a"\n' + "[" * 10**5 + '\n{"a": "b"}\n')
     assert found.text == "a: 1; b: [2]\n\na: b\n\n"
     assert found.remarks == ("3 lines are left out, which are no JSON objects; the first is 2",)
+    alone = of("a.jsonl", '{"a": 1}\n[1]\n').remarks
+    assert alone == ("line 2 is left out, which is no JSON object",)
     with pytest.raises(Unreadable, match="line 1"):
         of("a.jsonl", "[1]")
 
@@ -378,6 +380,12 @@ def test_styles_of_a_docx_have_what_those_have_that_they_are_based_on():
                                        + own + "</w:styles>"}))
     assert found.text.split() == ["One", "text", "round", "seen", "yestoo", "twice"]
     assert found.sections == ((0, ("One",)),)
+
+
+def test_tabs_are_those_of_the_text_and_not_the_stops_of_the_paragraph():
+    body = ('<w:p><w:pPr><w:tabs><w:tab w:val="left" w:pos="720"/></w:tabs></w:pPr>'
+            "<w:r><w:t>a</w:t><w:ptab/><w:t>b</w:t></w:r></w:p>")
+    assert of("a.docx", docx(body)).text == "a\tb\n\n"
 
 
 def test_a_text_box_is_read_once():

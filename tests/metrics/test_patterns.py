@@ -18,6 +18,10 @@ from tests.metrics.goldens import golden
     ("Hague", "The Hague", False, False),
     ("", "x?", True, True),
     ("abc", "[", False, False),  # no regular expression: no match, no error
+    ("abc", "(?a)(?u)abc", False, False),  # nor is this one, which says two alphabets
+    ("5 KM", r"(?a)\d+ km", True, True),
+    ("\u0665 km", r"(?a)\d+ km", False, False),  # ARABIC-INDIC DIGIT FIVE
+    ("\u0665 km", r"\d+ km", True, True),
 ])
 def test_how_a_pattern_matches(text, pattern, match, search):
     assert pattern_match(text, [pattern]) is match

@@ -237,6 +237,18 @@ def test_who_has_it_open_keeps_its_version_and_a_killed_edit_embeds_no_shard_twi
     assert reader.passages.row_of("p1") == 1 and PassageIndex.open(edit.out).size == 143
 
 
+@pytest.mark.parametrize("shard_rows", [8, 32])
+def test_a_killed_edit_goes_on_with_shards_of_another_size(edit, shard_rows):
+    """The mark of a smaller shard counted for a larger one: its other rows were zeros."""
+    edit = edit("exact")
+    added = passages_of([f"a{i}" for i in range(40)])
+    store = edit.store(added)
+    with pytest.raises(KeyboardInterrupt):
+        edit_index(edit.out, embedder(Embedder(fail_after=4)), store)  # one shard of 16 is done
+    edit_index(edit.out, embedder(shard_rows=shard_rows), store)
+    check(PassageIndex.open(edit.out), edit.passages | {p.id: p for p in added}, 7)
+
+
 def test_what_is_kept_of_an_index_is_not_embedded_and_a_killed_build_goes_on(edit, tmp_path):
     edit = edit("exact")
     kept, old = KeptEmbeddings(PassageIndex.open(edit.out)), list(edit.passages.values())

@@ -35,6 +35,20 @@ def damage(path, name, place):
     (path / name).write_bytes(data)
 
 
+@pytest.mark.parametrize("needs_digest", [False, True])
+def test_a_record_that_was_changed_is_refused_with_advice_that_helps(tmp_path, needs_digest):
+    """Without its last line alone it was no JSON; and some may not lack it."""
+    path = tmp_path / "r.json"
+    json_files.write_sealed(path, {"k": 1})
+    path.write_text(path.read_text().replace('"k": 1', '"k": 2'))
+    with pytest.raises(RetrievalError, match="differs from the sha256 in its last line") as error:
+        json_files.read_sealed(path, needs_digest)
+    said = str(error.value).partition("If it was changed on purpose, ")[2]
+    assert said == ("" if needs_digest else "remove that line, and the comma before it.")
+    path.write_text(path.read_text().rpartition(",")[0] + "}")
+    assert json_files.read_sealed(path) == {"k": 2}
+
+
 def test_the_background_finds_what_nobody_reads_and_says_so(folders, tmp_path, monkeypatch, caplog):
     """A search after that is an error, whatever it reads: nothing of the folder is to be trusted"""
     monkeypatch.setattr(verification, "AT_ONCE_BYTES", 0)
