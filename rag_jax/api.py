@@ -93,7 +93,9 @@ def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[st
     Raises:
       ConfigError: the workdir has no such run, or was trained with another value of a field.
     """
-    if not isinstance(config, Config):
+    if isinstance(config, Config):
+        rules.validate(config, resolved=True)
+    else:
         config = rules.changed(workdirs.read_run(path, run), config or {})
     run = workdirs.run_of(path, config, run)
     config, record = overrides.for_run(config, run), workdirs.read(path)
@@ -117,7 +119,9 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
         raise ConfigError(f"{source} has no passages: name index=, the folder of an index that was "
                           "built for its encoders (rag_jax.build_index, or training with "
                           f"config.model.rag.pretrained={source} and config.train.steps=0)")
-    if not isinstance(config, Config):
+    if isinstance(config, Config):
+        rules.validate(config, resolved=True)
+    else:
         own = dataclasses.replace(conversion.config_of(checkpoint), eval=EvalConfig())
         config = rules.changed(own, config or {})
     defaults = pretrained.generation_defaults(config, source)

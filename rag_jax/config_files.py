@@ -42,14 +42,13 @@ def load_file(path: str) -> Config:
     Raises:
       ConfigError: there is no such file, or it raises an error, whose line is named.
     """
-    file, argument, names = _run_file(path)
-    get_config = names.get("get_config")
-    if not callable(get_config):
-        raise ConfigError(f"--config={path}: the file defines no get_config()")
-    if argument and not inspect.signature(get_config).parameters:
-        raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
-                          f"':{argument}'")
-    with _mistakes_named(path, file):
+    with _run_file(path) as (argument, names):
+        get_config = names.get("get_config")
+        if not callable(get_config):
+            raise ConfigError(f"--config={path}: the file defines no get_config()")
+        if argument and not inspect.signature(get_config).parameters:
+            raise ConfigError(f"--config={path}: its get_config() takes no argument; drop "
+                              f"':{argument}'")
         config = get_config(argument) if argument else get_config()
     if not isinstance(config, Config):
         raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
@@ -58,24 +57,31 @@ def load_file(path: str) -> Config:
 
 def about(path: str) -> str:
     """The description of a config file: `describe(argument)`, or its docstring without that."""
-    file, argument, names = _run_file(path)
-    with _mistakes_named(path, file):
+    with _run_file(path) as (argument, names):
         text = names["describe"](argument) if "describe" in names else names["__doc__"]
     return inspect.cleandoc(text or "")
 
 
-def _run_file(path: str) -> tuple[pathlib.Path, str, dict[str, Any]]:
-    """(file, argument, the names that the file defines) of PATH or PATH:ARGUMENT."""
+@contextlib.contextmanager
+def _run_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(argument, the names that the file defines) of PATH or PATH:ARGUMENT.
+
+    The body, too, may import the files beside it, and its mistakes are named. What was imported of
+    them is forgotten at the end: another folder may have files of the same names.
+    """
     file, argument = _divided(path)
     if file.suffix != ".py":
         raise ConfigError(f"--config={path}: a config file is python and ends in .py")
-    beside = str(file.absolute().parent)
+    beside, before = str(file.absolute().parent), set(sys.modules)
     sys.path.insert(0, beside)
     try:
         with _mistakes_named(path, file):
-            return file, argument, runpy.run_path(str(file))
+            yield argument, runpy.run_path(str(file))
     finally:
         sys.path.remove(beside)
+        for name in set(sys.modules) - before:
+            if os.path.dirname(getattr(sys.modules[name], "__file__", None) or "") == beside:
+                del sys.modules[name]
 
 
 def _divided(path: str) -> tuple[pathlib.Path, str]:

@@ -195,11 +195,12 @@ def local_folder(name: str) -> str:
     Raises:
       argparse.ArgumentTypeError: it is a URL, or empty, as an unset variable of a shell.
     """
-    if not name:
+    plain = name.removeprefix(NO_OPTION)
+    if not plain:
         raise argparse.ArgumentTypeError("empty: expected the name of a folder")
-    if "://" in name:
+    if "://" in plain:
         raise argparse.ArgumentTypeError(
-            f"{name}: must be a folder of this machine; mount a disk or a network share for it")
+            f"{plain}: must be a folder of this machine; mount a disk or a network share for it")
     return name
 
 

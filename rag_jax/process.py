@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -57,6 +58,7 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
     except (UserError, OSError) as error:
         return f"error: {visible_lines(str(error))}"
     except Preempted as reason:
+        _ignore_signals()
         try:
             print(f"{reason}; the same command goes on from there", flush=True)
         except OSError:  # whoever read it has been stopped, too
@@ -76,6 +78,16 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
             return (f"error: {error}\nWhere another process of the job is gone, or the network, "
                     f"{hosts.START_AGAIN}. Else:{defect}")
         return defect
+
+
+def _ignore_signals() -> None:
+    """Ignores what would stop the process, until it ends by itself."""
+    # The interpreter takes seconds to end. A scheduler that repeats its signal meanwhile, or a user
+    # who does, would see another status than that of a run to go on with.
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP", "SIGINT"):
+            if hasattr(signal, name):  # Windows has no SIGHUP
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _leave_stdout() -> None:

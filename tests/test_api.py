@@ -142,6 +142,16 @@ def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     assert api.load(path, config=same).run == "rag_token"
 
 
+@pytest.mark.parametrize("fields, told", [
+    ({"retrieval.k": -3}, "config.retrieval.k=-3: must be at least 0"),
+    ({"retrieval.where": "device", "retrieval.retriever": "hybrid"}, "words are searched on the")])
+def test_a_whole_configuration_is_checked_as_fields_are(path, fields, told):
+    """It was opened, or ended in a TypeError."""
+    for config in (fields, overrides.replace(workdir.read(path), fields)):
+        with pytest.raises(ConfigError, match=told):
+            api.load(path, "rag_token", config=config)
+
+
 @pytest.mark.parametrize("k, index, told", [
     (71, None, r"config.eval.k=71: .*now has 70 passages; .*load\(config={'eval.k': 70}"),
     (5, "nosuch", r"^index 'nosuch': no such folder, and .*indexes has older"),

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib
 import os
 import pathlib
 import subprocess
@@ -210,6 +211,7 @@ def test_what_a_signal_stops_ends_with_status_75(monkeypatch, capsys, tmp_path, 
         raise Preempted("generator: stopped at step 3")
 
     monkeypatch.setattr(called, stopped)
+    monkeypatch.setattr(process, "_ignore_signals", lambda: None)  # of these tests
     with pytest.raises(SystemExit) as ended:
         process.run(lambda: module.main([*argv, f"--workdir={tmp_path}"]))
     assert ended.value.code == 75
@@ -265,6 +267,21 @@ def test_a_workdir_in_a_bucket_is_refused(capsys):
         assert "gs://bucket/run: must be a folder of this machine" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command, argv", [
+    ("build_index", ["--passages=p.tsv", "--out=there", "--workdir={}"]),
+    ("build_index", ["--passages=p.tsv", "--out={}"]),
+    ("evaluate", ["--out={}"]), ("convert", ["--from=there", "--to={}"]),
+    ("ingest", ["--workdir=there", "--", "{}"])])
+def test_no_command_takes_another_folder_than_the_one_that_is_meant(command, argv, capsys):
+    """The index was built for runs/quickstart, and figures were written into gs:/bucket/run."""
+    main = importlib.import_module(f"rag_jax.cli.{command}").main
+    for given, told in (("", "empty: expected the name of a folder"),
+                        ("gs://bucket/run", "gs://bucket/run: must be a folder of this machine")):
+        with pytest.raises(SystemExit):
+            main([argument.format(given) for argument in argv])
+        assert told in capsys.readouterr().err
+
+
 def test_a_workdir_without_config_is_named(tmp_path):
     parser = flags.make_parser("evaluate", "Evaluates.")
     flags.add_workdir(parser)
@@ -316,6 +333,25 @@ def test_what_a_config_file_raises_names_its_line(content, told, tmp_path):
     with pytest.raises(configs.ConfigError, match="--config=") as error:
         parse(f"--config={tmp_path / 'mine.py'}")
     assert told in str(error.value)
+
+
+def test_a_config_file_imports_what_lies_beside_it_and_nothing_else(tmp_path):
+    """The second file was given the first one's helper, and get_config() none at all."""
+    for number, name in enumerate(("one", "two")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "helper.py").write_text(f"SEED = {number}\n")
+        (folder / "later.py").write_text(f"STEPS = {number}\n")
+        (folder / "mine.py").write_text(
+            "import helper\nfrom rag_jax.config import Config, TrainConfig\n\n\n"
+            "def get_config():\n    import later\n"
+            "    return Config(seed=helper.SEED, train=TrainConfig(steps=later.STEPS))\n\n\n"
+            "def describe(argument):\n    import later\n    return str(later.STEPS)\n")
+        before = list(sys.path), set(sys.modules)
+        config = config_files.load_file(str(folder / "mine.py"))
+        assert (config.seed, config.train.steps) == (number, number)
+        assert config_files.about(str(folder / "mine.py")) == str(number)
+        assert (sys.path, set(sys.modules)) == before
 
 
 def test_a_workdir_that_is_a_file_is_named(tmp_path):

@@ -114,6 +114,24 @@ def test_the_status_of_main_is_the_status_of_the_process():
         assert stop.value.code == code
 
 
+def test_signals_that_come_while_a_stopped_command_ends_do_not_change_its_status():
+    """A scheduler that sent SIGTERM again while the interpreter ended got status -15."""
+    code = """
+import atexit, os, signal
+from rag_jax import errors, process
+
+def main():
+    raise errors.Preempted("stopped")
+
+for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    atexit.register(os.kill, os.getpid(), number)
+process.run(main)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (process.UNFINISHED, "")
+    assert done.stdout == "stopped; the same command goes on from there\n"
+
+
 @pytest.mark.parametrize("status, left", [(1, [1]), (process.UNFINISHED, [])])
 def test_a_stopped_job_parts_in_order_and_a_failed_one_at_once(monkeypatch, status, left):
     """A process that left without the others would end them with another status than 75."""

@@ -204,7 +204,8 @@ def test_predictions_in_a_file_are_scored_without_a_model(tmp_path, capsys):
     evaluate.main([*flags, "--config.eval.metrics=jeopardy"])
     shown = capsys.readouterr().out.split()
     assert "q_bleu_1" in shown and "f1" not in shown
-    for wrong in (flags[:1], [*flags, "--out=x"], [*flags, "--workdir=w"]):  # nothing was written
+    for wrong in (flags[:1], [*flags, "--out=x"], [*flags, "--workdir=w"],
+                  [*flags, "--step=0"]):  # nothing was written, or would have been read
         with pytest.raises(ConfigError, match="prints a table, for the answers to --questions"):
             evaluate.main(wrong)
 

@@ -16,10 +16,11 @@ from rag_jax import flags
 def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
     parser = flags.make_parser("build_index", __doc__)
-    parser.add_argument("--workdir",
+    parser.add_argument("--workdir", type=flags.local_folder,
                         help=f"workdir of rag_jax.train (default: {flags.DEFAULT_WORKDIR})")
     parser.add_argument("--passages", metavar="FILE", help="as config.data.passages")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the new index")
+    parser.add_argument("--out", required=True, type=flags.local_folder, metavar="DIR",
+                        help="folder of the new index")
     parser.add_argument("--update", action="store_true", help="edit the index at DIR")
     parser.add_argument("--add", metavar="FILE", help="with --update: more passages, as --passages")
     parser.add_argument("--delete", nargs="+", default=[], metavar="ID",

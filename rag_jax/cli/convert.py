@@ -13,6 +13,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--from", dest="source", required=True, metavar="SOURCE",
                         help="name on the Hugging Face hub, checkpoint folder, or workdir")
     parser.add_argument("--to", dest="target", required=True, metavar="DEST",
+                        type=flags.local_folder,
                         help="new folder; it appears when it is complete")
     parser.add_argument("--run", help="of a trained workdir (default: its first)")
     parser.add_argument("--family", metavar="CLASS",

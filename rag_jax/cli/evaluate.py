@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--split", help="which questions (default: test, or dev without a test)")
     parser.add_argument("--questions", metavar="FILE",
                         help="questions of a file, or of another source of config.data, instead")
-    parser.add_argument("--out", metavar="DIR", type=pathlib.Path,
+    parser.add_argument("--out", metavar="DIR", type=flags.local_folder,
                         help="where to write (default: in WORKDIR/RUN/evaluation)")
     parser.add_argument("--choose-k", metavar="K,K,...", type=flags.counts, default=(),
                         help="choose the number of passages by the score on dev, and answer so")
@@ -43,8 +43,8 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
     from rag_jax import scoring
     from rag_jax.data.question_sources import load_examples
 
-    if not options.questions or any(getattr(options, name) for name in (
-            "choose_k", "choose_weight", "workdir", "run", "step", "index", "split", "out")):
+    unread = ("choose_k", "choose_weight", "workdir", "run", "step", "index", "split", "out")
+    if not options.questions or any(getattr(options, name) not in (None, ()) for name in unread):
         raise ConfigError("--predictions prints a table, for the answers to --questions: name "
                           "those, and no model or folder")
     examples = load_examples(options.questions, data_dir=config.data.data_dir)
@@ -54,10 +54,10 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
 
 
 def _evaluate(options: argparse.Namespace, config: Config) -> None:
-    place = options.out or pathlib.Path(options.workdir)
+    place = pathlib.Path(options.out or options.workdir)
     files.check_place(place / "metrics.json", make_parents=True)
     if options.out:
-        files.check_own(options.out, ("metrics.json", "predictions.jsonl"))
+        files.check_own(place, ("metrics.json", "predictions.jsonl"))
     flags.connect(options, config)
 
     from rag_jax import api, evaluation, hosts
@@ -87,7 +87,7 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     name = evaluation.folder_name(split, options.questions, options.index, options.step, settings)
     if not hosts.leads():
         return
-    folder = options.out or place / rag.run / "evaluation" / name
+    folder = place if options.out else place / rag.run / "evaluation" / name
     _show(f"{rag.run} on {name}", result.metrics)
     evaluation.write_evaluation(folder, result, bool(options.out))
     print(f"\n{folder}: metrics.json, predictions.jsonl",

@@ -123,6 +123,7 @@ class _Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.numbered: dict[int, Any] = {}
+        self.storages: dict[str, Storage] = {}  # all that the pickle refers to, by their keys
 
     def since_mark(self) -> list[Any]:
         start = self.marks.pop()
@@ -162,7 +163,8 @@ class _Machine:
             names = value.split(" ", 1) if name == "GLOBAL" else [pop(), pop()][::-1]
             stack.append(_named(*names))
         elif name == "BINPERSID":
-            stack.append(_storage(pop()))
+            stack.append(storage := _storage(pop()))
+            self.storages[storage.key] = storage
         elif name in ("REDUCE", "NEWOBJ"):
             arguments = pop()
             if type(arguments) is not tuple or len(arguments) > 8:
@@ -175,9 +177,9 @@ class _Machine:
                            "was run. Use the checkpoint's safetensors instead, or another source")
 
 
-def _load(stream: BinaryIO) -> Any:
+def _load(stream: BinaryIO, machine: _Machine | None = None) -> Any:
     """The value of the pickle at the stream's position, which then is behind it."""
-    machine = _Machine()
+    machine = machine or _Machine()
     for number, (opcode, value, _) in enumerate(pickletools.genops(stream)):
         if number >= OPCODE_LIMIT:
             raise HubError(f"its pickle has more than {OPCODE_LIMIT} opcodes, which no dictionary "
@@ -284,16 +286,17 @@ def _read_zip(stream: BinaryIO) -> tuple[Any, Callable[[str], tuple[int, int]]]:
 
 def _read_old(stream: BinaryIO) -> tuple[Any, Callable[[str], tuple[int, int]]]:
     """The format before torch 1.6: magic number, version, system, tensors, keys, storages."""
-    magic, _, system, tensors, keys = (_load(stream) for _ in range(5))
+    machine = _Machine()  # of the tensors
+    magic, _, system = (_load(stream) for _ in range(3))
+    tensors, keys = _load(stream, machine), _load(stream)
     if magic != OLD_MAGIC or not system.get("little_endian", True):
         raise HubError("no torch file of tensors: " + CONVERT.format(name="pytorch_model.bin"))
-    sizes = {t.storage.key: ITEM_BYTES[t.storage.dtype] for t in tensors.values()
-             if isinstance(t, Tensor)}
     if type(keys) is not list or not all(type(key) is str for key in keys):
         raise HubError("no list of storages: " + CONVERT.format(name="pytorch_model.bin"))
     end, places = os.fstat(stream.fileno()).st_size, {}
     for key in keys:
-        size = struct.unpack("<q", stream.read(8))[0] * sizes[key]
+        item = ITEM_BYTES[machine.storages[key].dtype]
+        size = struct.unpack("<q", stream.read(8))[0] * item
         places[key] = (stream.tell(), size)
         if size < 0 or stream.seek(size, os.SEEK_CUR) > end:
             raise HubError("cut off: download it again")

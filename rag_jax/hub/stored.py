@@ -74,15 +74,14 @@ def read_json_value(file: pathlib.Path) -> Any:
     try:
         with file.open("rb") as stream:
             content = stream.read(HEADER_LIMIT + 1)
-        if len(content) > HEADER_LIMIT:
-            raise HubError(f"{file}: more than {HEADER_LIMIT} bytes, which no such file needs")
-        return json.loads(content.decode("utf-8"), object_pairs_hook=unique)
     except FileNotFoundError:
         raise HubError(f"{file}: missing; a checkpoint folder holds config.json and weights"
                        ) from None
     except OSError as error:
         raise HubError(f"{file}: cannot be read ({error.strerror})") from None
-    except HubError:
-        raise
+    if len(content) > HEADER_LIMIT:
+        raise HubError(f"{file}: more than {HEADER_LIMIT} bytes, which no such file needs")
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise HubError(f"{file}: not JSON ({error}): download it again") from None

@@ -85,8 +85,10 @@ class Server:
             *page.routes(),
         ]
         # On a server for this machine alone, a request is refused whose Host header is another
-        # name: a web page whose name resolves to this machine would send it.
-        hosts = ["localhost", "127.0.0.1", "[::1]", settings.host] if settings.local else ["*"]
+        # name: a web page whose name resolves to this machine would send it. An address of IPv6
+        # stands in brackets there.
+        hosts = (["localhost", "127.0.0.1", "[::1]", settings.host, f"[{settings.host}]"]
+                 if settings.local else ["*"])
         self.app = Starlette(
             routes=routes, lifespan=self._life, exception_handlers={HTTPException: self._no_route},
             middleware=[Middleware(_Counted, self.metrics.answered),

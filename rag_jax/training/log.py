@@ -115,6 +115,7 @@ class MetricWriter(contextlib.AbstractContextManager):
             if self._events is None:
                 self._events = _Events(self._workdir / "tensorboard", self._purge_step)
             self._events.write(int(step), values)
+            self._purge_step = int(step) + 1  # another file, after `close`, hides none of these
 
     def close(self) -> None:
         """Flushes and closes the files; a later write opens them again."""

@@ -140,12 +140,20 @@ def run_stage(stage: Stage) -> TrainState:
       Preempted: SIGTERM, SIGHUP or Ctrl-C; the state has been saved and the same command goes on.
       TrainingError: a loss became NaN or infinite, or the guard stops at a retrieval collapse.
     """
+    with preemption_noticed() as requested:  # until the last save has ended
+        state = _run(stage, requested)
+        if any(hosts.exchange(requested())):
+            raise Preempted(f"{stage.name}: stopped after its last step, checkpoint saved")
+    return state
+
+
+def _run(stage: Stage, requested: Callable[[], bool]) -> TrainState:
+    """As `run_stage`; `requested` says whether this process is asked to stop."""
     best = stage.best_metric if stage.evaluate else ()
     with (
         Checkpointer(stage.directory, keep=stage.keep, best_metric=best) as checkpointer,
         MetricWriter(
             stage.directory, tensorboard=stage.tensorboard, active=hosts.leads()) as writer,
-        preemption_noticed() as requested,
     ):
         loop = _Loop(stage, checkpointer, writer)
         state, start = loop.resume()
@@ -182,8 +190,6 @@ def run_stage(stage: Stage) -> TrainState:
                         state = loop.rolled_back(step + 1, state)
                     profiler.end(step, state)
                     loop.evaluate_and_save(step + 1, state)
-        if any(hosts.exchange(requested())):
-            raise Preempted(f"{stage.name}: stopped after its last step, checkpoint saved")
     return state
 
 

@@ -141,7 +141,8 @@ class QuestionSource(BatchSource):
       refresher: of the document encoder; None = frozen.
       every, passages: steps between refreshes, and passages in each.
       whole: step -> whether all passages are embedded before it. They always are before the first
-        step of a process, so that a resumed run continues as it would have without interruption.
+        step of a process, so that a resumed run continues as it would have without interruption;
+        one that a signal stopped between two regular checkpoints embeds them earlier than that.
 
     Attributes:
       length_step, groups: as for `QuestionTokens.batch`; the passages have one length.

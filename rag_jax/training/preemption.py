@@ -13,6 +13,8 @@ from rag_jax import hosts
 from rag_jax.errors import Preempted
 
 _HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
+# Ctrl-C comes last, as it may interrupt the installing, and the putting back, of the others.
+_SIGNALS = (signal.SIGTERM, *([] if _HANG_UP is None else [_HANG_UP]), signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -23,12 +25,13 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
     Between two steps the training loop asks, saves a checkpoint and leaves; the command ends with
     status 75. A second Ctrl-C interrupts at once, as if the first had not been noticed. The former
     handlers are restored at the end. Outside the main thread, where Python allows no handlers, the
-    answer stays False.
+    answer stays False. A signal that is ignored, as SIGHUP is under nohup, stays so.
 
     The answer is of this process alone. Several processes may be asked at different steps but must
     save the same one, so the loop exchanges their answers.
     """
-    requested, former = [], {}
+    requested: list[int] = []
+    former: dict[int, Callable | int] = {}
 
     def note(number: int, frame: FrameType | None) -> None:
         requested.append(number)
@@ -37,12 +40,13 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
             restore(number)
 
     def restore(number: int) -> None:
-        _put_back(number, former.pop(number))
+        handler = former.pop(number, None)
+        if handler is not None:  # a Ctrl-C that came meanwhile may have put it back
+            signal.signal(number, handler)
 
-    if threading.current_thread() is threading.main_thread():
-        for number in _noticed():
-            former[number] = signal.signal(number, note)
     try:
+        if threading.current_thread() is threading.main_thread():
+            _install(note, former)
         yield lambda: bool(requested)
     finally:
         for number in list(former):
@@ -71,9 +75,10 @@ def stopped_at_once() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or hosts.count() > 1:
         yield
         return
-    former = {number: signal.signal(number, stop) for number in _noticed()}
+    former: dict[int, Callable | int] = {}
     cause = None
     try:
+        _install(stop, former)
         yield
     except BaseException as error:
         if not stopped or isinstance(error, Preempted):
@@ -81,7 +86,7 @@ def stopped_at_once() -> Iterator[None]:
         cause = error
     finally:
         for number, handler in former.items():
-            _put_back(number, handler)
+            signal.signal(number, handler)
     if stopped:
         raise Preempted("stopped; all that was finished is kept") from cause
 
@@ -100,12 +105,14 @@ def _leave_terminal(number: int) -> None:
     os.close(nowhere)
 
 
-def _noticed() -> list[int]:
-    """The signals that are noticed; SIGHUP is not where it is ignored, as under nohup."""
-    ignored = _HANG_UP is None or signal.getsignal(_HANG_UP) is signal.SIG_IGN
-    return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [_HANG_UP])]
+def _install(handler: Callable, former: dict[int, Callable | int]) -> None:
+    """Installs a handler of the signals, but of none that is ignored, as SIGHUP is under nohup.
 
-
-def _put_back(number: int, handler: Callable | int | None) -> None:
-    # None stands for a handler that was not installed from Python and cannot be put back.
-    signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    former: gets the handler before, of each before it is replaced, as a signal may come at once.
+    """
+    for number in _SIGNALS:
+        before = signal.getsignal(number)
+        if before is not signal.SIG_IGN:
+            # None stands for a handler that was not installed from Python and cannot be put back.
+            former[number] = signal.SIG_DFL if before is None else before
+            signal.signal(number, handler)

@@ -153,10 +153,9 @@ def test_sharded_torch_files(fake_torch, tmp_path):
     assert_holds(open_tensors(tmp_path), values)
 
 
-def test_old_torch_file(fake_torch, tmp_path):
-    """The format before torch 1.6: pickles in a row, then the storages."""
-    storage = _Storage("FloatStorage", "7", np.arange(6, dtype=np.float32))
-    with (tmp_path / "pytorch_model.bin").open("wb") as stream:
+def write_old(file: pathlib.Path, tensors, storage: _Storage) -> None:
+    """The format before torch 1.6, made by hand: pickles in a row, then the storages."""
+    with file.open("wb") as stream:
         for value in (pickled.OLD_MAGIC, 1001, {"little_endian": True}):
             pickle.dump(value, stream, protocol=2)
 
@@ -165,9 +164,17 @@ def test_old_torch_file(fake_torch, tmp_path):
                 key = super().persistent_id(value)
                 return key and (*key, None)  # the view's metadata
 
-        Old(stream, protocol=2).dump({"w": _Rebuilt(storage, 1, (2, 2), (2, 1))})
-        pickle.dump(["7"], stream, protocol=2)
-        stream.write(struct.pack("<q", 6) + storage.values.tobytes())
+        Old(stream, protocol=2).dump(tensors)
+        pickle.dump([storage.key], stream, protocol=2)
+        stream.write(struct.pack("<q", storage.values.size) + storage.values.tobytes())
+
+
+def test_old_torch_file(fake_torch, tmp_path):
+    storage = _Storage("FloatStorage", "7", np.arange(6, dtype=np.float32))
+    tensors = {"w": _Rebuilt(storage, 1, (2, 2), (2, 1))}
+    write_old(tmp_path / "trainer.bin", {"model": tensors, "step": 3}, storage)
+    assert pickled.read_torch(tmp_path / "trainer.bin", part="model")["w"].shape == (2, 2)
+    write_old(tmp_path / "pytorch_model.bin", tensors, storage)
     assert_holds(open_tensors(tmp_path), {"w": np.arange(1, 5, dtype=np.float32).reshape(2, 2)})
     damaged = (tmp_path / "pytorch_model.bin").read_bytes()[:-4]
     (tmp_path / "pytorch_model.bin").write_bytes(damaged)

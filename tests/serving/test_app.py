@@ -486,6 +486,15 @@ def test_limits_methods_and_models(asking):
         assert f'vllm:{name}{{model_name="rag_token"' in text, name
 
 
+def test_a_server_answers_to_the_address_that_it_prints():
+    """It refused its own, where that was one of IPv6 in another spelling than ::1."""
+    there = types.SimpleNamespace(current=types.SimpleNamespace(programs={}), open={})
+    server = app.Server(there, Settings("rag_token", "0:0:0:0:0:0:0:1"))
+    asking = TestClient(server.app)  # whose worker has not begun
+    for host, status in (("[0:0:0:0:0:0:0:1]:8000", 200), ("evil.example", 400)):
+        assert asking.get("/health", headers={"Host": host}).status_code == status
+
+
 def test_a_method_that_is_not_allowed_is_told_those_that_are(asking):
     """HTTP requires it; and of two routes at one path, both are allowed."""
     for method, path, allowed in (("GET", "/answer", "POST"), ("PUT", "/memory", "GET, HEAD, POST"),

@@ -111,6 +111,15 @@ def test_tensorboard_gets_the_scalars_and_purges_on_resume(tmp_path):
     assert sorted(_starts(file) for file in files) == [[0], [11]]
 
 
+def test_events_written_after_a_close_hide_none_before_it(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        for step in (10, 20):
+            writer.write(step, {"train/nll": 0.125})
+        writer.close()
+        writer.write(20, {"dev/em": 1.0})
+    assert sorted(map(_starts, (tmp_path / "tensorboard").iterdir())) == [[0], [21]]
+
+
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(),
                     reason="needs /dev/full, Linux's file on a full disk")
 def test_a_full_disk_ends_the_writing_of_events_with_an_error(tmp_path):

@@ -218,6 +218,25 @@ def test_sigterm_in_the_last_step_stops_with_the_stage_finished(tmp_path, whole)
     assert same(run_stage(made), whole[0]) and not ran
 
 
+@pytest.mark.parametrize("at, told", [({}, "after its last step"), ({5: terminate}, "at step 6")])
+def test_a_signal_while_the_last_save_ends_does_not_break_it_off(tmp_path, monkeypatch, at, told):
+    """A second SIGTERM killed the process before its checkpoint was there."""
+    class Signalled(Checkpointer):
+        def close(self):
+            terminate(None)
+            super().close()
+
+    former, handled = signal.getsignal(signal.SIGTERM), []
+    monkeypatch.setattr(loop, "Checkpointer", Signalled)
+    signal.signal(signal.SIGTERM, lambda *_: handled.append(True))
+    try:
+        with pytest.raises(Preempted, match=f"toy: stopped {told}, checkpoint saved"):
+            run_stage(stage(tmp_path, at=at)[0])
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert not handled
+
+
 def test_sigterm_while_a_finished_stage_is_read_is_not_lost(tmp_path, whole):
     """What came while its checkpoint was read, for minutes perhaps, was forgotten."""
     run_stage(stage(tmp_path)[0])

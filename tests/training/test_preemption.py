@@ -1,6 +1,7 @@
 """A signal sets the flag and nothing else, and the former handlers come back."""
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -9,6 +10,18 @@ import pytest
 
 from rag_jax.errors import Preempted, UserError
 from rag_jax.training.preemption import preemption_noticed, stopped_at_once
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    """Those of a terminal: a job in the background of a shell starts with SIGINT ignored, and one
+    under nohup with SIGHUP."""
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL,
+             signal.SIGINT: signal.default_int_handler}
+    outer = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield usual
+    for number, handler in outer.items():
+        signal.signal(number, handler)
 
 
 def send(number):
@@ -24,35 +37,60 @@ def test_sigterm_sets_the_flag_and_the_process_lives_on():
 
 
 def test_first_interrupt_sets_the_flag_and_the_second_interrupts():
-    # A job in the background of a shell starts with SIGINT ignored.
-    outer = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with preemption_noticed() as requested:
+    with preemption_noticed() as requested:
+        send(signal.SIGINT)
+        assert requested()
+        with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
-            assert requested()
-            with pytest.raises(KeyboardInterrupt):
-                send(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, outer)
 
 
 def test_handlers_are_restored_also_after_an_error():
     seen = []
-    outer = {
-        number: signal.signal(number, lambda received, _: seen.append(received))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        with pytest.raises(ZeroDivisionError), preemption_noticed() as requested:
-            send(signal.SIGINT)
-            raise ZeroDivisionError
-        assert requested() and seen == []
-        send(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: seen.append(received))
+    with pytest.raises(ZeroDivisionError), preemption_noticed() as requested:
         send(signal.SIGINT)
-        assert seen == [signal.SIGTERM, signal.SIGINT]
-    finally:
-        for number, handler in outer.items():
-            signal.signal(number, handler)
+        raise ZeroDivisionError
+    assert requested() and seen == []
+    send(signal.SIGTERM)
+    send(signal.SIGINT)
+    assert seen == [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("context, call", [
+    *((preemption_noticed, call) for call in range(1, 7)),
+    *((stopped_at_once, call) for call in range(1, 4))])
+@pytest.mark.parametrize("first", [True, False])
+def test_ctrl_c_while_handlers_change_leaves_none_behind(
+        monkeypatch, usual_handlers, context, call, first):
+    """It became a KeyError, and the handler of SIGTERM stayed."""
+    calls, change = itertools.count(1), signal.signal
+
+    def interrupted(number, handler):
+        due = next(calls) == call
+        if due and first:
+            send(signal.SIGINT)
+        former = change(number, handler)
+        if due and not first:
+            send(signal.SIGINT)
+        return former
+
+    with monkeypatch.context() as patches:
+        patches.setattr(signal, "signal", interrupted)
+        with contextlib.suppress(KeyboardInterrupt, Preempted), context():
+            pass
+    assert {number: signal.getsignal(number) for number in usual_handlers} == usual_handlers
+
+
+@pytest.mark.parametrize("context", [preemption_noticed, stopped_at_once])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_ignored(context, number):
+    """A job in the background of a shell stopped at a Ctrl-C that was meant for another."""
+    signal.signal(number, signal.SIG_IGN)
+    with context() as requested:
+        send(number)
+        assert not (requested and requested())
+    assert signal.getsignal(number) is signal.SIG_IGN
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
