@@ -31,7 +31,7 @@ _held: dict[tuple[str, int], filelock.BaseFileLock] = {}  # by folder and thread
 
 
 class InUseError(UserError):
-    """Another process writes into the folder; the message names it."""
+    """Another process, or thread, writes into the folder; the message names it."""
 
 
 @contextlib.contextmanager
@@ -104,7 +104,9 @@ def own(folder: pathlib.Path, waits: bool = False) -> Iterator[None]:
         try:
             lock.acquire(timeout=_PATIENCE_SECS)
         except filelock.Timeout:
-            busy = f"{folder}: {_describe(holder)} is writing here"
+            ours = any(held == key[0] for held, _ in [*_held])
+            who = "another thread of this process" if ours else _describe(holder)
+            busy = f"{folder}: {who} is writing here"
             if not waits:
                 raise InUseError(f"{busy}; wait until it has ended, or end it, and run the same "
                                  "command again (evaluate and generate need not wait)") from None

@@ -181,6 +181,17 @@ def test_a_training_that_ended_before_its_first_checkpoint_is_to_go_on(path, mon
         api.load(path, "rag_token")
 
 
+def test_an_index_stays_where_it_was_when_it_was_opened(path, monkeypatch):
+    """After os.chdir an edit went to the index of that name in the other folder."""
+    opened = []
+    monkeypatch.setattr(run_index.indexing.PassageIndex, "open", lambda folder, *_, **__: (
+        opened.append(folder) or Opened(folder.name)))
+    monkeypatch.chdir(path)
+    (path / "beside").mkdir()
+    api.load(path, index="beside").swap("beside")
+    assert opened == [path / "beside"] * 2
+
+
 def test_the_first_run_that_began_is_opened_where_none_is_named(path):
     (path / "rag_token" / "evaluation").mkdir(parents=True)  # of what did not train here
     workdir.begin_run(path, "rag_sequence", Config().eval)

@@ -187,10 +187,11 @@ def test_cells_of_the_papers_scale(tmp_path):
     assert Full(tmp_path, "files").cells("wq", "rag_token")[0].config.data.data_dir == "files"
 
 
-@pytest.mark.parametrize("name", ["root", "of mine"])
+@pytest.mark.parametrize("name", ["root", "of mine", "runs/paper/mine"])
 def test_a_recipe_trains_by_hand_what_the_report_reads(tmp_path, monkeypatch, name):
-    """It named runs/paper whatever --workdir, and no --data_dir."""
-    cell, = Full(tmp_path / name, "my files").cells("wq", "rag_token")
+    """It named runs/paper whatever --workdir, and no --data_dir; and then it put the one in the
+    place of a part of the other."""
+    cell, = Full(tmp_path / name, f"{name} files").cells("wq", "rag_token")
     words = shlex.split(cell.recipe.split("\n\n")[1].replace("\\\n", ""))
     trained, at = [], words.index("rag_jax.train")
     monkeypatch.chdir(config_files.CONFIGS.parent)

@@ -2,7 +2,8 @@
 
 Runs the stages of a configuration one after the other: data, retriever warm-up, generator
 warm-up, index, RAG fine-tuning, final report. The same command continues an interrupted run. On
-SIGTERM or Ctrl-C, training saves after the current step and ends with status 75.
+SIGTERM, SIGHUP (the terminal was closed) or Ctrl-C, training saves after the current step and ends
+with status 75.
 """
 
 import argparse

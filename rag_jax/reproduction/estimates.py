@@ -115,9 +115,10 @@ def share(percents: Sequence[float], count: int) -> Estimate | None:
 
 
 def share_of(results: Sequence[Measured], name: str, count: str = "count") -> Estimate | None:
-    """A metric that is a share of `count` questions, over the seeds that have it."""
+    """A metric that is a share of `count` questions, over the seeds that have it. Where the count
+    differs between seeds, the smallest one gives the interval: rather too wide than too narrow."""
     known = [result.metrics for result in results if name in result.metrics]
-    return share([m[name] for m in known], int(known[0][count])) if known else None
+    return share([m[name] for m in known], min(int(m[count]) for m in known)) if known else None
 
 
 def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured] = ()
@@ -131,9 +132,16 @@ def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured]
       results: what each seed answered to the same questions; no seeds give None.
       metric: one of METRICS.
       minus: another system with as many seeds, whose metric is subtracted.
+
+    Raises:
+      DataError: the seeds, or the two systems, answered different questions.
     """
     if not results:
         return None
+    asked = [[record["id"] for record in one.predictions] for one in (*results, *minus)]
+    if any(ids != asked[0] for ids in asked):
+        raise DataError("the models of one row answered different questions; measure all of them "
+                        "in an empty --workdir")
     ours = _terms(results, metric)
     theirs = _terms(minus, metric) if minus else None
     seeds, questions, _ = ours.shape
@@ -148,14 +156,6 @@ def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured]
 
 
 def _terms(results: Sequence[Measured], metric: str) -> np.ndarray:
-    """float64[S, Q, C].
-
-    Raises:
-      DataError: the seeds answered different questions.
-    """
-    asked = [[record["id"] for record in result.predictions] for result in results]
-    if any(ids != asked[0] for ids in asked):
-        raise DataError("the seeds of one row answered different questions; measure all of them "
-                         "in an empty --workdir")
+    """float64[S, Q, C]."""
     return np.array([[METRICS[metric].terms(record) for record in result.predictions]
                      for result in results], np.float64)

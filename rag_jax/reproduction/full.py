@@ -61,12 +61,12 @@ class Full:
         flags = "".join(
             f" \\\n        --config.{name}={shlex.quote(overrides.shown(value(config, name)))}"
             for name in overrides.differences(shipped, config))
-        recipe = config_files.about(file).replace(f".py:{cell} ", f".py:{cell}{flags} ")
-        return [Cell(folder, rules.validate(config), run, first, start, self._here(recipe),
-                     **further)]
+        recipe = self._here(config_files.about(file)).replace(f".py:{cell} ", f".py:{cell}{flags} ")
+        return [Cell(folder, rules.validate(config), run, first, start, recipe, **further)]
 
     def _here(self, recipe: str) -> str:
-        """A text about runs/paper, with the folder of everything in its place."""
+        """A shipped text about runs/paper, with the folder of everything in its place. What users
+        name is put in later: it may contain runs/paper too."""
         root = self.root
         if root.is_relative_to(pathlib.Path.cwd()):
             root = root.relative_to(pathlib.Path.cwd())

@@ -15,9 +15,10 @@ import jax
 import rag_jax
 from rag_jax import config_files, overrides
 from rag_jax.config import Config, ConfigError
+from rag_jax.data.inputs import QUESTIONS
 from rag_jax.files import quick_digest
 from rag_jax.overrides import value
-from rag_jax.reproduction.cells import Asked, Cell
+from rag_jax.reproduction.cells import Asked, Cell, File, Measurement
 from rag_jax.training.workdir import CHANGEABLE
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
@@ -26,9 +27,10 @@ SOURCES = ("rag_jax", "configs", "setup.py")  # what a result depends on
 
 def made_by(cell: Cell, root: pathlib.Path, what: Asked | None = None) -> dict[str, Any]:
     """The record of a result that is computed now: "configs" of the cell and of those that it
-    starts from, digests of "files" that they do not name, "program" and "date" (UTC)."""
+    starts from, digests of "files" that are asked or searched, "program" and "date" (UTC)."""
+    files = {**_asked(cell, what), **cell.files(what)}
     return {"configs": [json.loads(_portable(config, root)) for config in _configs(cell)],
-            "files": {name: quick_digest(file.path) for name, file in cell.files(what).items()},
+            "files": {name: quick_digest(file.path) for name, file in files.items()},
             "program": program(), "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"}
 
 
@@ -54,9 +56,19 @@ def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
                for name in overrides.differences(a, b)
                if not name.startswith(CHANGEABLE) or number == 0 and name.startswith("eval.")]
     read = made.get("files", {})
-    changed += [f"{file.path} is another file now" for name, file in cell.files(what).items()
+    asked = {name: file for name, file in _asked(cell, what).items() if name in read}
+    files = {**asked, **cell.files(what)}  # earlier versions did not note what the cell asks
+    changed += [f"{file.path} is another file now" for name, file in files.items()
                 if os.path.exists(file.path) and quick_digest(file.path) != read.get(name)]
     return "; ".join(dict.fromkeys(changed))
+
+
+def _asked(cell: Cell, what: Asked | None) -> dict[str, File]:
+    """The file of a measurement's questions, by split, if it is one that config.data names."""
+    if not isinstance(what, Measurement) or what.split not in QUESTIONS:
+        return {}
+    path = getattr(cell.config.data, what.split).removeprefix("kilt:")
+    return {what.split: File(path, "")} if os.path.isfile(path) else {}
 
 
 def _configs(cell: Cell) -> list[Config]:

@@ -90,9 +90,12 @@ def learned_retrieval(lab: Lab) -> list[Part]:
 
 
 def _while_training(lab: Lab, cells: Sequence[Cell], name: str) -> dict[int, float]:
-    """A metric of the evaluations while training, by step, mean over the seeds that have them."""
+    """A metric of the evaluations while training, by step, mean over the seeds that have them and
+    have been measured; others may be in training, or of another configuration."""
     points: dict[int, list[float]] = {}
     for cell in cells:
+        if lab.result(cell, Measurement()) is None:
+            continue
         file = lab.root / cell.folder / cell.run / "metrics.jsonl"
         for line in file.read_text("utf-8").splitlines() if file.exists() else ():
             with contextlib.suppress(ValueError):  # the last line of a killed run may be cut

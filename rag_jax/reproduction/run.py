@@ -13,6 +13,7 @@ from rag_jax.reproduction.experiments import EXPERIMENTS, sheets_of_others
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.sections import Section, Table
 from rag_jax.reproduction.worker import Worker
+from rag_jax.training.preemption import stopped_at_once
 
 TITLE = "tables and figures"  # of every report
 
@@ -31,10 +32,11 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
     Raises:
       FolderError: ROOT has a report of another program.
       InUseError: another process works on ROOT, or on one of its workdirs.
+      Preempted: a signal came; the same call goes on.
       DataError: everything is done except what needs files that have to be downloaded by hand.
     """
     _check_reports(root)
-    with locks.exclusive(root):
+    with stopped_at_once(), locks.exclusive(root):
         worker, folder = Worker(root), None
         wanted = lacking(names, root, scale)[0] if work else []
         absent = {cell.folder: why for cell, _ in wanted if (why := _absent(cell, root))}

@@ -301,6 +301,7 @@ class Rag:
 
         Raises:
           DataError: the source is none of these.
+          FileNotFoundError: no such file.
         """
         splits = self.job.prepared.splits
         if source is None:

@@ -45,7 +45,7 @@ def open_index(job: Job, run: str, named: str | None, answers: bool = True) -> I
                               f"{', '.join(names) or 'none'}")
         folder = candidates[0]
     try:
-        opened = indexing.open_host_index(folder, job.model.lexical)
+        opened = indexing.open_host_index(folder.absolute(), job.model.lexical)
     except RetrievalError:
         if named is None:  # training that was cut short has none yet
             pretrained.check_trained(job.workdir / run)

@@ -4,10 +4,17 @@ import numpy as np
 import pytest
 
 from rag_jax.data.question_files import Example
+from rag_jax.errors import DataError
 from rag_jax.metrics.bleu import distinct_ngram_ratio
 from rag_jax.reproduction import estimates
 from rag_jax.reproduction.cells import Measured
-from rag_jax.reproduction.estimates import distinct_trigrams, estimate, metric_of, share
+from rag_jax.reproduction.estimates import (
+    distinct_trigrams,
+    estimate,
+    metric_of,
+    share,
+    share_of,
+)
 from rag_jax.scoring import score
 
 
@@ -55,6 +62,9 @@ def test_seeds_of_other_questions_are_refused():
     one, other = results([1, 0]), results([1, 0, 1])
     with pytest.raises(ValueError, match="different questions"):
         estimate([*one, *other], "em")
+    for minus in (other, [Measured({}, one[0].predictions[::-1])]):
+        with pytest.raises(DataError, match="different questions"):
+            estimate(one, "em", minus=minus)
 
 
 def test_distinct_trigrams():
@@ -80,6 +90,12 @@ def test_the_interval_of_a_share_is_that_of_its_questions():
     assert three.high - three.low == pytest.approx(one.high - one.low, abs=1.0)
     assert share([20, 80, 50], 300).high - share([50] * 3, 300).high > 10
     assert share([], 5) is None and share([100], 5).high == 100
+
+
+def test_of_seeds_with_other_counts_the_smallest_gives_the_interval():
+    """The first seed's did: another order of the seeds was another interval."""
+    seeds = [Measured({"a": 50.0, "count": count}, []) for count in (400, 4)]
+    assert share_of(seeds, "a") == share_of(seeds[::-1], "a") == share([50.0, 50.0], 4)
 
 
 def test_metrics_of_sums_are_those_of_an_evaluation():

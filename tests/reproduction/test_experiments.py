@@ -2,13 +2,14 @@
 
 import json
 import re
+import signal
 
 import pytest
 
 from rag_jax import overrides, paper
 from rag_jax.cli import reproduce
 from rag_jax.config import Config
-from rag_jax.errors import DataError
+from rag_jax.errors import DataError, Preempted
 from rag_jax.files import FolderError
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, Explained, Measurement, Question
@@ -342,6 +343,20 @@ def test_what_needs_files_that_nobody_can_download_does_not_stop_the_rest(
     assert sorted(done) == sorted([*tasks, "jeopardy", "report"])
 
 
+def test_a_signal_outside_training_ends_it_as_one_that_goes_on(lab, monkeypatch):
+    """Its status was that of a killed process, where that of `train` says: run it again."""
+    asked = []
+    monkeypatch.setattr(run.Worker, "work_out", lambda self, cell, what: (
+        asked.append(cell), signal.raise_signal(signal.SIGTERM)))
+    outer = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with pytest.raises(Preempted, match="all that was finished is kept"):
+            run.reproduce(["table1"], lab.root, lab.scale, work=True)
+    finally:
+        signal.signal(signal.SIGTERM, outer)
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("file, content", [
     ("dev/made.json", "{"), ("dev/made.json", "[]"), ("dev/made.json", "{}"),
     ("dev/metrics.json", '{"em": 1'), ("dev/metrics.json", "{}"), ("dev/metrics.json", "[]"),
@@ -484,3 +499,5 @@ def test_a_trained_retriever_stands_beside_the_frozen_one_of_its_seed(lab):
     assert section.parts[-1].endswith("below the frozen retriever: 2 of 4.")
     seeds = lab.scale.cells("start_35", "rag_token")
     assert _while_training(lab, seeds, "dev/answer_recall@5") == {7: 50.0}
+    (folder_of(lab.root, seeds[1]) / "test" / "metrics.json").unlink()
+    assert _while_training(lab, seeds, "dev/answer_recall@5") == {7: 40.0}, "of what counts alone"

@@ -99,6 +99,24 @@ def test_a_result_of_other_files_is_stale(tmp_path):
     assert stale(made, one, tmp_path, swapped) == f"{asked.path} is another file now"
 
 
+def test_a_result_of_other_questions_of_the_configuration_is_stale(tmp_path):
+    """Training takes a changed test file, and old numbers passed for those of its questions."""
+    path, what = tmp_path / "test.jsonl", Measurement()
+    path.write_text("first")
+    for source in (str(path), f"kilt:{path}"):
+        one = cell(**{"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl",
+                      "data.test": source})
+        made = json.loads(json.dumps(made_by(one, tmp_path, what)))
+        assert list(made["files"]) == ["test"] and stale(made, one, tmp_path, what) == ""
+        path.write_text("other")
+        assert stale(made, one, tmp_path, what) == f"{path} is another file now"
+        made["files"].clear()  # as earlier versions recorded
+        assert stale(made, one, tmp_path, what) == ""
+        path.write_text("first")
+    assert made_by(cell(**{"data.passages": "p.tsv", "data.test": "task:nq:test"}), tmp_path,
+                   what)["files"] == made_by(one, tmp_path, Measurement("dev"))["files"] == {}
+
+
 @pytest.mark.parametrize(("place", "seen"), [(0, True), (-1, True), (1 << 21, False)])
 def test_large_files_are_told_apart_by_their_ends_and_size(tmp_path, place, seen):
     path, content = tmp_path / "dump.xml.bz2", bytearray(1 << 22)
