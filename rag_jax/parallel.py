@@ -87,8 +87,9 @@ def platform(x: jax.Array) -> str:
 
 
 def of_least_memory(mesh: Mesh) -> dict[str, str]:
-    """Options of a compilation for the devices of a mesh. XLA's CPU backend orders operations so
-    that many may run side by side; so they are ordered so that few arrays are there at once."""
+    """Options of a compilation for the devices of a mesh: XLA's CPU backend orders operations so
+    that few arrays are there at once, not so that many may run side by side. jax takes options of
+    outermost functions alone, which nothing else traces."""
     platform = mesh.devices.flat[0].platform
     option = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
     return option if platform == "cpu" else {}

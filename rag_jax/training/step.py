@@ -239,7 +239,6 @@ def make_train_step(loss: LossFunction, optimizer: Optimizer, shardings: TrainSt
         donate_argnums=0,
         out_shardings=(shardings, None),  # the metrics' are above
         in_shardings=(shardings, rows if inside is None else inside.shardings, whole),
-        compiler_options=parallel.of_least_memory(mesh),
     )
     if inside is complete:
         return jitted
