@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rag_jax import config_files, conversion, hosts, locks, overrides, process, rules
@@ -93,16 +93,24 @@ def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[st
     Raises:
       ConfigError: the workdir has no such run, or was trained with another value of a field.
     """
-    if isinstance(config, Config):
-        rules.validate(config, resolved=True)
-    else:
-        config = rules.changed(workdirs.read_run(path, run), config or {})
+    config = _checked(config, lambda: workdirs.read_run(path, run))
     run = workdirs.run_of(path, config, run)
     config, record = overrides.for_run(config, run), workdirs.read(path)
     trained = overrides.for_run(record, run)
     workdirs.check_trained_with(config, trained, path)
     workdirs.check_weight(config, record.retrieval.bm25_weight, path)
     return run, workdirs.check_classes(config, record.classes, path), trained
+
+
+def _checked(config: Config | Mapping[str, Any] | None, base: Callable[[], Config]) -> Config:
+    """A whole configuration, or that of `base` with fields replaced, which is read only then.
+
+    Raises:
+      ConfigError: a value of it is not allowed.
+    """
+    if isinstance(config, Config):
+        return rules.validate(config, resolved=True)
+    return rules.changed(base(), config or {})
 
 
 def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path | None,
@@ -119,11 +127,8 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
         raise ConfigError(f"{source} has no passages: name index=, the folder of an index that was "
                           "built for its encoders (rag_jax.build_index, or training with "
                           f"config.model.rag.pretrained={source} and config.train.steps=0)")
-    if isinstance(config, Config):
-        rules.validate(config, resolved=True)
-    else:
-        own = dataclasses.replace(conversion.config_of(checkpoint), eval=EvalConfig())
-        config = rules.changed(own, config or {})
+    config = _checked(config, lambda: dataclasses.replace(
+        conversion.config_of(checkpoint), eval=EvalConfig()))
     defaults = pretrained.generation_defaults(config, source)
     config = pretrained.with_generation_defaults(config, defaults)
     named = overrides.replace(config, {"model.rag.pretrained": source})

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from rag_jax.errors import UserError, first_of
+from rag_jax.signals import ENDING
 
 MARK = "rag_jax-working.json"
 _REPLACED = "replaced"
@@ -38,7 +39,6 @@ _OWNED = re.compile(
     r"\.(?P<name>.+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or what this user may have of it
 _OF_WRITING = (*_FULL, errno.EFBIG)
-_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _LOST_AFTER_SECS = 24 * 3600  # another host will not finish a file that it has not touched so long
 _alive: set[str] = set()  # names of the files and working folders that this process writes now
 
@@ -104,7 +104,7 @@ def _ends_as_ctrl_c() -> Iterator[None]:
     """Turns a SIGTERM, or a SIGHUP, that would end the process at once, as no handler is set, into
     an error."""
     alone = threading.current_thread() is threading.main_thread()
-    ends = [number for number in _ENDING if alone and signal.getsignal(number) is signal.SIG_DFL]
+    ends = [number for number in ENDING if alone and signal.getsignal(number) is signal.SIG_DFL]
     for number in ends:
         signal.signal(number, signal.default_int_handler)
     try:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 
 import rag_jax
-from rag_jax import hosts
+from rag_jax import hosts, signals
 from rag_jax.errors import Preempted, UserError
 from rag_jax.visible import visible_lines
 
@@ -85,9 +85,8 @@ def _ignore_signals() -> None:
     # The interpreter takes seconds to end. A scheduler that repeats its signal meanwhile, or a user
     # who does, would see another status than that of a run to go on with.
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-            if hasattr(signal, name):  # Windows has no SIGHUP
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for number in signals.ALL:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _leave_stdout() -> None:

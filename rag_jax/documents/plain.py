@@ -202,9 +202,8 @@ def read_jsonl(content: bytes) -> Document:
         return document
     if not document.text:
         raise Unreadable(f"line {bad[0]}: no JSON object; each line has to be one")
-    left = f"{len(bad)} lines are left out, which are no JSON objects; the first is {bad[0]}"
-    if len(bad) == 1:
-        left = f"line {bad[0]} is left out, which is no JSON object"
+    left = (f"line {bad[0]} is left out, which is no JSON object" if len(bad) == 1 else
+            f"{len(bad)} lines are left out, which are no JSON objects; the first is {bad[0]}")
     return dataclasses.replace(document, remarks=(*remarks, left))
 
 

@@ -80,15 +80,14 @@ def _compiled(pattern: str) -> regex.Pattern | None:
     try:
         with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
             re.compile(pattern, FLAGS)
-            if (parts := _parts(re._parser.parse(pattern, FLAGS))) > LIMIT_PARTS:
-                raise SlowPatternError(
-                    f"the regular expression {pattern!r:.200} has {parts} parts with its "
-                    f"repetitions written out, at most {LIMIT_PARTS} are matched: lower its {{N}}")
-            return regex.compile(pattern, int(FLAGS) | regex.VERSION0)
-    except SlowPatternError:
-        raise
+            parts = _parts(re._parser.parse(pattern, FLAGS))
+            if parts <= LIMIT_PARTS:
+                return regex.compile(pattern, int(FLAGS) | regex.VERSION0)
     except (re.error, regex.error, ValueError, OverflowError, RecursionError):
         return None
+    raise SlowPatternError(
+        f"the regular expression {pattern!r:.200} has {parts} parts with its repetitions written "
+        f"out, at most {LIMIT_PARTS} are matched: lower its {{N}}")
 
 
 def _parts(value: Any) -> int:

@@ -48,7 +48,7 @@ def _attention_forward(queries: jax.Array, keys: jax.Array, values: jax.Array,
 
 
 def _attention_backward(rate: float, residuals: tuple, grad: jax.Array) -> tuple:
-    queries, keys, values, mask, kept, weights_RHTS, bias = anew(residuals, grad.dtype)
+    queries, keys, values, mask, kept, weights_RHTS, bias = anew(residuals)
     dtype = values.dtype
     # A masked score has weight 0 and therefore gradient 0, except where a row is masked as a whole
     # and its weights are uniform: such rows get their gradient 0 here.

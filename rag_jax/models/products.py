@@ -39,7 +39,7 @@ def _linear_forward(x: jax.Array, kernel: jax.Array, bias: jax.Array | None
 
 
 def _linear_backward(kept: tuple[jax.Array | None, ...], grad: jax.Array) -> tuple:
-    x, kernel, bias = anew(kept, grad.dtype)
+    x, kernel, bias = anew(kept)
     return (rounded_product(grad, transposed(kernel.astype(x.dtype))),
             product(transposed(x), grad).astype(kernel.dtype),
             None if bias is None else jnp.sum(grad, axis=0, dtype=jnp.float32).astype(bias.dtype))
@@ -83,10 +83,10 @@ def transposed(x: jax.Array) -> jax.Array:
         x, cpu=lambda x: with_layout_constraint(x.mT, row_major), default=lambda x: x.mT)
 
 
-def anew(kept: tuple, dtype: Any) -> tuple:
+def anew(kept: tuple) -> tuple:
     """What the forward pass has kept, so that the backward pass converts it anew: XLA's CPU backend
     would keep what was converted, too, all kernels in bfloat16 and attention weights in float32."""
-    converts = dtype != jnp.float32 and platform(kept[0]) == "cpu"
+    converts = kept[0].dtype != jnp.float32 and platform(kept[0]) == "cpu"
     return jax.lax.optimization_barrier(kept) if converts else kept
 
 

@@ -66,21 +66,20 @@ def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts:
     """
     from tqdm import tqdm
 
-    size, shard_rows = len(store), embedder.shard_rows
-    begins = range(0, size, shard_rows)[hosts.index :: hosts.count]
-    done = {begin: mark for begin in begins
-            if (mark := _read_mark(file, begin, min(shard_rows, size - begin)))}
+    shard_rows, counts = embedder.shard_rows, _counts(len(store), embedder.shard_rows)
+    begins = list(counts)[hosts.index :: hosts.count]
+    done = {begin: mark for begin in begins if (mark := _read_mark(file, begin, counts[begin]))}
     width = next(iter(done.values()))["width"] if done else None
     batches = _batches(embedder, _lengths(store, embedder), [b for b in begins if b not in done])
     shard, missing = np.zeros((0, 0), "<f4"), 0
-    with tqdm(total=sum(min(shard_rows, size - begin) for begin in begins), desc="embedding",
+    with tqdm(total=sum(counts[begin] for begin in begins), desc="embedding",
               initial=sum(mark["rows"] for mark in done.values()), unit=" passages",
               disable=None if embedder.progress and hosts.leads else True) as bar:
         for rows, result in _results(store, embedder, batches):
             vectors = _checked(store, embedder, rows, result, width)
             begin, width = int(rows[0]) // shard_rows * shard_rows, vectors.shape[1]
             if not missing:
-                missing = min(shard_rows, size - begin)
+                missing = counts[begin]
                 shard = np.zeros((missing, width), "<f4")
             shard[rows - begin] = vectors
             missing -= len(rows)
@@ -101,8 +100,8 @@ def embed_rows(store: PassageStore, embedder: PassageEmbedder, rows: np.ndarray
 
 def join_shards(file: Path, size: int, shard_rows: int) -> None:
     """Checks that all shards are done and of one width, and cuts the file after the last row."""
-    marks = {begin: _read_mark(file, begin, min(shard_rows, size - begin))
-             for begin in range(0, size, shard_rows)}
+    marks = {begin: _read_mark(file, begin, count)
+             for begin, count in _counts(size, shard_rows).items()}
     missing = [begin for begin, mark in marks.items() if mark is None]
     if missing:
         raise RetrievalError(
@@ -204,6 +203,11 @@ def _write_shard(file: Path, begin: int, shard: np.ndarray) -> None:
 
 def _mark_path(file: Path, begin: int) -> Path:
     return file.parent.parent / "shards" / f"{begin:010d}.json"
+
+
+def _counts(size: int, shard_rows: int) -> dict[int, int]:
+    """How many rows each shard has, by the first of them."""
+    return {begin: min(shard_rows, size - begin) for begin in range(0, size, shard_rows)}
 
 
 def _read_mark(file: Path, begin: int, count: int) -> dict | None:

@@ -9,12 +9,10 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from rag_jax import hosts
+from rag_jax import hosts, signals
 from rag_jax.errors import Preempted
 
 _HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
-# Ctrl-C comes last, as it may interrupt the installing, and the putting back, of the others.
-_SIGNALS = (signal.SIGTERM, *([] if _HANG_UP is None else [_HANG_UP]), signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -110,7 +108,7 @@ def _install(handler: Callable, former: dict[int, Callable | int]) -> None:
 
     former: gets the handler before, of each before it is replaced, as a signal may come at once.
     """
-    for number in _SIGNALS:
+    for number in signals.ALL:  # Ctrl-C is the last: it may interrupt what is done here
         before = signal.getsignal(number)
         if before is not signal.SIG_IGN:
             # None stands for a handler that was not installed from Python and cannot be put back.

@@ -346,15 +346,18 @@ def init_state(model: rag.RagModel, towers: tuple[str, ...], optimizer: Optimize
         return TrainState(params, optimizer.init({t: params[t] for t in optimizer.towers}))
 
     shardings = _shardings(abstract)
-    options = parallel.of_least_memory(mesh)
-    return jax.jit(make, out_shardings=shardings, compiler_options=options), abstract, shardings
+    return _drawing(make, shardings, mesh), abstract, shardings
 
 
 def fresh_params(model: rag.RagModel, towers: tuple[str, ...], seed: int, mesh: Mesh) -> Params:
     """Initial parameters of towers, in their shardings."""
     make, abstract = _initial(model, towers, seed, mesh)
-    return jax.jit(make, out_shardings=_shardings(abstract),
-                   compiler_options=parallel.of_least_memory(mesh))()
+    return _drawing(make, _shardings(abstract), mesh)()
+
+
+def _drawing(make: Callable[[], Any], shardings: Any, mesh: Mesh) -> Callable[[], Any]:
+    """`make`, which draws parameters, jitted: one after the other, directly into the shardings."""
+    return jax.jit(make, out_shardings=shardings, compiler_options=parallel.of_least_memory(mesh))
 
 
 def abstract_params(model: rag.RagModel, towers: Sequence[str], mesh: Mesh) -> Params:
