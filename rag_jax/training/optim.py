@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import traverse_util
 
 from rag_jax.config import OptimizerConfig
 from rag_jax.types import Params
@@ -52,6 +53,34 @@ def decays(params: Params) -> Any:
     positions), LayerNorm parameters and scales."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: not path[-1].key.endswith(("bias", "scale", "logit")), params)
+
+
+def vectors_joined(trees: Any) -> Any:
+    """Trees of parameters anywhere in `trees`, with the vectors of each tower that do not decay as
+    one, named as one that does not decay; other parameters are named by their paths, a/b/kernel.
+
+    Two in three parameters of a transformer are vectors, and XLA compiles as many operations for a
+    vector as for a matrix: norms of all take half the time to compile so.
+    """
+    def joined(params: Params) -> Params:
+        flat = traverse_util.flatten_dict(params, sep="/")
+        decayed = decays(flat)
+        rest: dict[str, dict] = {tower: {} for tower in params}
+        vectors: dict[str, list] = {tower: [] for tower in params}
+        for name, leaf in flat.items():
+            tower = name.split("/")[0]
+            if leaf.ndim == 1 and not decayed[name]:
+                vectors[tower].append(leaf)
+            else:
+                rest[tower][name] = leaf
+        return {tower: {**leaves, "bias": jnp.concatenate(vectors[tower])}
+                if vectors[tower] else leaves for tower, leaves in rest.items()}
+
+    def is_params(node: Any) -> bool:
+        return isinstance(node, dict)
+
+    return jax.tree.map(lambda node: joined(node) if is_params(node) else node, trees,
+                        is_leaf=is_params)
 
 
 def make_optimizer(config: OptimizerConfig, steps: int, rates: Mapping[str, float | None],

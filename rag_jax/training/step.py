@@ -18,7 +18,7 @@ from rag_jax import parallel
 from rag_jax.marginal import MASKED
 from rag_jax.models import rag, teacher_forcing
 from rag_jax.models.likelihood import log_likelihood
-from rag_jax.training.optim import Optimizer
+from rag_jax.training.optim import Optimizer, vectors_joined
 from rag_jax.types import Batch, Params, RetrieverBatch, Seq2SeqBatch
 
 Sums = tuple[jax.Array, jax.Array, dict[str, jax.Array]]
@@ -262,6 +262,7 @@ def _update_ratios(optimizer: Optimizer, number: jax.Array, moved: Params, opt_s
     update until they are read here.
     """
     def ratios(moved: Params, opt_state: Any) -> dict[str, jax.Array]:
+        moved, opt_state = vectors_joined((moved, opt_state))
         old = optimizer.before(moved, opt_state, scales)
         return {tower: ratio(moved[tower], old[tower]) for tower in moved}
 

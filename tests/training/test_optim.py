@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from rag_jax.config import OptimizerConfig
-from rag_jax.training.optim import decays, make_optimizer, schedule
+from rag_jax.training.optim import decays, make_optimizer, schedule, vectors_joined
 
 STEPS, PEAK = 30, 2.0
 
@@ -137,6 +137,22 @@ def test_a_scaled_tower_moves_by_that_share_and_its_moments_are_the_same():
     tiny.assert_trees_close(same, state, rtol=0, atol=0)
     moved = optax.apply_updates(params, scaled)
     tiny.assert_trees_close(optimizer.before(moved, same, scales), params, rtol=1e-5, atol=1e-6)
+
+
+def test_joined_vectors_go_back_as_each_of_them_would():
+    """Update ratios are measured so; a vector that took part in weight decay would be another."""
+    optimizer = make_optimizer(OptimizerConfig(0.1, warmup_steps=0, weight_decay=0.3), STEPS,
+                               {"query_encoder": 0.5, "generator": 1.0})
+    params = tree(0)
+    updates, state = optimizer.update(tree(1), optimizer.init(params), params)
+    joined, state = vectors_joined((optax.apply_updates(params, updates), state))
+    before = optimizer.before(joined, state)
+    for tower, leaves in before.items():
+        assert len(leaves) < len(jax.tree.leaves(params[tower])), "vectors are one"
+        np.testing.assert_allclose(optax.global_norm(leaves), optax.global_norm(params[tower]),
+                                   rtol=1e-5)
+        assert sum(x.size for x in leaves.values()) == sum(
+            x.size for x in jax.tree.leaves(params[tower]))
 
 
 def test_movement_is_measured_where_the_loop_logs():
