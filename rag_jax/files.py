@@ -250,6 +250,12 @@ def move(path: pathlib.Path, target: pathlib.Path) -> None:
     sync_folder(target.parent)
 
 
+def step_of(name: str) -> int | None:
+    """The number of finished steps that a checkpoint's folder is named by; None = it is no name
+    that we give: it has a leading zero, or digits other than 0 to 9."""
+    return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
+
+
 def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
     """Renames a file or folder that is in the way to WHY-NAME beside it, or WHY-NAME-2, ..."""
     target = _free_name(path, why)

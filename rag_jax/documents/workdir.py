@@ -9,6 +9,7 @@
 import pathlib
 from typing import Any, NamedTuple
 
+from rag_jax import files
 from rag_jax.errors import UserError
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
 
@@ -55,15 +56,15 @@ def answering(workdir: pathlib.Path) -> pathlib.Path:
     checkpoint."""
     trained = workdir / TRAINED
     done = exists(workdir) and any(  # a checkpoint of a run
-        step.name.isdigit() for run in trained.glob("*/eval.json")
+        files.step_of(step.name) is not None for run in trained.glob("*/eval.json")
         for step in run.parent.iterdir())
     return trained if done else workdir
 
 
 def write(workdir: pathlib.Path, record: Record) -> None:
     """Replaces the record of a workdir."""
-    files = {name: file for name, file in record.files.items() if file["sha256"]}
-    write_sealed(workdir / RECORD, record._replace(files=files)._asdict())
+    kept = {name: file for name, file in record.files.items() if file["sha256"]}
+    write_sealed(workdir / RECORD, record._replace(files=kept)._asdict())
 
 
 def read(workdir: pathlib.Path) -> Record:

@@ -239,8 +239,9 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def _steps(self) -> list[int]:
         """Steps whose folders are not empty, ascending, damaged ones too."""
-        return sorted(int(name) for name in _names_in(self.directory)
-                      if name.isdigit() and _names_in(self.directory / name))
+        return sorted(step for name in _names_in(self.directory)
+                      if (step := files.step_of(name)) is not None
+                      and _names_in(self.directory / name))
 
     def _numbered(self) -> list[int]:
         """`_steps` as process 0 sees them."""

@@ -5,6 +5,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from rag_jax import files
 from rag_jax.data import inputs
 from rag_jax.documents import workdir as documents
 from rag_jax.errors import UserError
@@ -60,10 +61,10 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
                         f"of {POINTER}, manifest.json, meta.json and config.json")
 
 
-def _files(files: VerifiedFiles) -> tuple[str, list[str]]:
+def _files(verified: VerifiedFiles) -> tuple[str, list[str]]:
     """The size of files in words, and which of them are damaged."""
-    return (f"{len(files.names)} files, {files.bytes / 1e6:.1f} MB",
-            [str(files.folder / name) for name in files.damaged()])
+    return (f"{len(verified.names)} files, {verified.bytes / 1e6:.1f} MB",
+            [str(verified.folder / name) for name in verified.damaged()])
 
 
 def _index(path: pathlib.Path) -> Iterator[Part]:
@@ -125,7 +126,7 @@ def _workdir(path: pathlib.Path) -> Iterator[Part]:
             for index in _folders(folder / kind):
                 yield from _index(index)
     for folder in _folders(path):  # an index may have the name of a year
-        if folder.name not in _INDEXES and any(step.name.isdigit() for step in _folders(folder)):
+        if folder.name not in _INDEXES and _steps(folder):
             yield from _checkpoints(folder)
 
 
@@ -154,7 +155,7 @@ def _record(path: pathlib.Path, what: str, read: Callable[[pathlib.Path], Any]) 
 
 def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
     with Checkpointer(folder, read_only=True) as checkpointer:
-        for step in sorted(int(f.name) for f in _folders(folder) if f.name.isdigit()):
+        for step in _steps(folder):
             path, damage = folder / str(step), []
             try:
                 checkpointer.verify(step)
@@ -165,6 +166,12 @@ def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
                     raise  # the machine could not read it
                 damage.append(str(error))
             yield Part(str(path), "checkpoint", damage)
+
+
+def _steps(folder: pathlib.Path) -> list[int]:
+    """The steps of which a stage has folders, ascending, empty ones too."""
+    return sorted(step for path in _folders(folder)
+                  if (step := files.step_of(path.name)) is not None)
 
 
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:

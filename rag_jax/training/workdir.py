@@ -182,7 +182,8 @@ def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
 
 def _steps(folder: pathlib.Path) -> list[int]:
     """The steps of which a stage has checkpoints."""
-    return [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()]
+    return [step for path in folder.glob("[0-9]*")
+            if (step := files.step_of(path.name)) is not None]
 
 
 def steps_taken(folder: pathlib.Path) -> int:

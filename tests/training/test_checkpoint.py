@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rag_jax import parallel, process
 from rag_jax.config import MeshConfig
-from rag_jax.training import checkpoint, tree_record
+from rag_jax.training import checkpoint, tree_record, workdir
 from rag_jax.training.checkpoint import Checkpointer, CheckpointError, CheckpointMismatch
 
 
@@ -332,6 +332,19 @@ def test_stray_numbered_directory_is_no_checkpoint(tmp_path):
         assert checkpointer.all_steps() == [1, 2]
         save_scored(checkpointer, {9: None})
         assert checkpointer.all_steps() == [2, 9]
+
+
+@pytest.mark.parametrize("name", ["010", "\u00b2", "\u0663"])
+def test_a_folder_of_another_name_than_a_step_gets_is_no_checkpoint(tmp_path, name):
+    """"010" was read as step 10, whose folder is not there; int() does not read "\u00b2"."""
+    with Checkpointer(tmp_path) as checkpointer:
+        save_small(checkpointer, 2)
+    shutil.copytree(tmp_path / "2", tmp_path / name)
+    assert workdir.steps_taken(tmp_path) == 2
+    with Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.all_steps() == [2]
+        save_small(checkpointer, 3)
+    assert sorted(os.listdir(tmp_path)) == sorted(["2", "3", name])
 
 
 def test_a_step_is_saved_once(tmp_path):
