@@ -117,6 +117,11 @@ class MetricWriter(contextlib.AbstractContextManager):
             self._events.write(int(step), values)
             self._purge_step = int(step) + 1  # another file, after `close`, hides none of these
 
+    def flush(self) -> None:
+        """Hands what is written so far to the system, so that a kill does not lose it."""
+        if self._events is not None:  # the lines are not buffered
+            self._events.flush()
+
     def close(self) -> None:
         """Flushes and closes the files; a later write opens them again."""
         opened = [file for file in (self._lines, self._events) if file is not None]
@@ -174,9 +179,14 @@ class _Events:
         with files.naming(self._folder):
             self._writer.write_event(self._event(
                 wall_time=time.time(), step=step, summary=self._summary(value=points)))
-            if time.monotonic() - self._flushed > _FLUSH_SECS:  # it waits for the disk
-                self._writer.flush()
-                self._flushed = time.monotonic()
+        if time.monotonic() - self._flushed > _FLUSH_SECS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Waits until the points are on the disk."""
+        with files.naming(self._folder):
+            self._writer.flush()
+        self._flushed = time.monotonic()
 
     def close(self) -> None:
         with files.naming(self._folder):

@@ -296,6 +296,7 @@ class _Loop:
         """Saves the state after `step` steps, unless that is saved already."""
         if step in self.checkpointer.all_steps():
             return
+        self.writer.flush()  # a run that goes on from this checkpoint writes no earlier metrics
         if bad := tree_record.non_finite(state.params):
             raise self.diverged(step, f"parameter {bad[0]} is NaN or infinite after {step} steps")
         meta = {**self.stage.meta, "pending": self.stage.source.pending()}

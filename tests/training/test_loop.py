@@ -156,6 +156,18 @@ def test_a_finished_stage_returns_its_state_without_a_step(tmp_path, whole):
     assert lines(tmp_path) == whole[1]
 
 
+def test_a_checkpoint_has_all_earlier_points_on_the_disk(tmp_path, monkeypatch):
+    """After a kill -9, TensorBoard lacked some for ever that metrics.jsonl has."""
+    def read():
+        return b"".join(file.read_bytes() for file in (tmp_path / "tensorboard").iterdir())
+
+    seen, save = {}, Checkpointer.save
+    monkeypatch.setattr(Checkpointer, "save", lambda self, step, *given: (
+        seen.update({step: read().count(b"toy/nll")}), save(self, step, *given)))
+    run_stage(stage(tmp_path, log_every=1, tensorboard=True)[0])
+    assert seen == {4: 4, 8: 8, 10: 10}
+
+
 def test_zero_steps_leave_the_first_state(tmp_path):
     made, ran = stage(tmp_path, steps=0)
     assert same(run_stage(made), first_state()) and ran == []
