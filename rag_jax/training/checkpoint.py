@@ -53,6 +53,10 @@ class CheckpointMismatch(CheckpointError):
     """A sound checkpoint does not fit the model or optimiser that asks for it."""
 
 
+class _NotRead(Exception):
+    """A step may be sound, and yet this process does not read it; the text says why."""
+
+
 class Checkpointer(contextlib.AbstractContextManager):
     """Saves and restores (params, opt_state, meta) by step, keeping the latest and the best.
 
@@ -413,16 +417,24 @@ class Checkpointer(contextlib.AbstractContextManager):
         """Reads and verifies the `meta` item; raises CheckpointError as `restore` does."""
         self.wait()
 
-        def read() -> dict[str, Any]:
+        def look() -> None:
             if not self._is_complete(step, items):
                 raise FileNotFoundError(f"one of {', '.join(items)} is missing")
+            if self._folder(step).is_symlink():
+                raise _NotRead(f"{step} is a link; only folders that lie in the stage's folder "
+                               "itself are read: put the step itself there")
             refuse_links(self._folder(step))
+
+        def read() -> dict[str, Any]:
             stored = self._reader.restore(self._folder(step), args=self._args.Composite(
                 meta=self._args.JsonRestore())).meta
             if stored["crc32"] != _crc32(stored["content"]):
                 raise ValueError("the bytes of its meta item have changed")
+            if (saved := stored["content"].get("step", step)) != step:
+                raise ValueError(f"it is step {saved} under another name")
             return stored["content"]
 
+        self._report_damage(step, look)  # in Orbax, one process would wait for another that fails
         return self._report_damage(step, read)
 
     def _report_damage(self, step: int, read: Callable[[], Any]) -> Any:
@@ -438,7 +450,8 @@ class Checkpointer(contextlib.AbstractContextManager):
             damage = orbax_errors.first_line(error)
             # On a bad disk a reader may take another step; a writer would lose this one.
             if not (self._read_only and orbax_errors.is_bad_disk(error)):
-                trouble = orbax_errors.of_machine(error)
+                trouble = (str(error) if isinstance(error, _NotRead)
+                           else orbax_errors.of_machine(error))
         damages, troubles = (
             [cause for cause in causes if cause is not None]
             for causes in zip(*hosts.exchange([damage, trouble]), strict=True))

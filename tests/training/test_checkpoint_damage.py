@@ -157,6 +157,42 @@ def test_damaged_meta_keeps_no_directory_from_opening(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["1", "3", "damaged-2"]
 
 
+@pytest.mark.parametrize("name", ["1", "3"])
+def test_a_step_under_the_name_of_another_is_damaged(tmp_path, capsys, name):
+    """By its name alone, a run that had been copied or renamed was taken to have come further, or
+    went on with the numbers of another step."""
+    save_steps(tmp_path, [1, 2])
+    shutil.rmtree(tmp_path / name, ignore_errors=True)
+    shutil.copytree(tmp_path / "2", tmp_path / name)
+    told = f"step {name} in .*: it is step 2 under another name.; other steps there: "
+    with Checkpointer(tmp_path, read_only=True) as reader, pytest.raises(
+            CheckpointDamaged, match=told):
+        reader.verify(int(name))
+    with Checkpointer(tmp_path) as writer:
+        assert writer.restore_latest(*abstract_of(2))[0] == 2
+    assert sorted(os.listdir(tmp_path)) == sorted({"1", "2", f"damaged-{name}"} - {name})
+    assert "is step 2 under another name" in capsys.readouterr().err
+
+
+def abstract_of(step):
+    """What a step that `save_steps` saved is restored as."""
+    return [abstract(tree) for tree in make_state(step)]
+
+
+@pytest.mark.parametrize("read", ["verify", "train"])
+def test_a_step_that_is_a_link_is_not_read(tmp_path, read):
+    """As no link in it is. The step behind it may be sound, so that nothing is set aside."""
+    save_steps(tmp_path / "run", [1, 2])
+    (tmp_path / "run" / "2").rename(tmp_path / "2")
+    (tmp_path / "run" / "2").symlink_to(tmp_path / "2")
+    told = r"step 2 in .*\(2 is a link.*may be sound, and nothing is changed there"
+    with pytest.raises(CheckpointError, match=told) as caught:
+        with Checkpointer(tmp_path / "run", read_only=read == "verify") as checkpointer:
+            checkpointer.verify(2)
+    assert not isinstance(caught.value, CheckpointDamaged)
+    assert sorted(os.listdir(tmp_path / "run")) == ["1", "2"]
+
+
 def test_a_second_damaged_step_of_a_number_is_kept_too(tmp_path):
     for _ in range(2):
         save_steps(tmp_path, [1])
