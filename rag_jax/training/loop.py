@@ -55,7 +55,7 @@ class BatchSource(abc.ABC):
         return {}
 
     def restore(self, pending: dict) -> None:  # noqa: B027 (or to restore)
-        """The inverse of `pending`."""
+        """The inverse of `pending`, but for what is of no use any more."""
 
 
 class PureSource(BatchSource):
@@ -212,7 +212,7 @@ class _Loop:
             if stage.guard.freezes and start < stage.steps:  # its action may have been another
                 hosts.say(f"{stage.name}: {stage.guard}; {_ACTIONS['freeze']}")
         stage.source.restore(meta["pending"])
-        if not meta["pending"]:
+        if not stage.source.pending():
             for step in range(start, min(start + stage.source.lookahead, stage.steps)):
                 stage.source.begin(step, state.params)
         return state, start

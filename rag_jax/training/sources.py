@@ -7,15 +7,17 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import parallel
+from rag_jax import hosts, parallel
 from rag_jax.data import order
 from rag_jax.data.batches import RagBatcher, Searchable
 from rag_jax.data.padding import halved
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.models import rag
 from rag_jax.retrieval.hybrid import hybrid_queries
+from rag_jax.retrieval.json_files import digest_of
 from rag_jax.training.loop import BatchSource
 
+_INDEX = "index"  # beside the steps in what is pending
 Search = Callable[[np.ndarray], np.ndarray]  # queries -> rows int32[B, K] of an index
 # (parameters, rows of questions) -> a function that waits for their query vectors and searches.
 Find = Callable[[Any, np.ndarray], Callable[[], np.ndarray]]
@@ -86,11 +88,33 @@ class RagSource(BatchSource):
                                  self._mesh)
 
     def pending(self) -> dict:
-        """{step: retrieved rows}; finishes the searches that were begun."""
-        pending = {str(step): search().tolist() for step, search in self._begun.items()}
-        self.restore(pending)
-        return pending
+        """{step: retrieved rows} and the index that they are rows of; finishes the searches that
+        were begun."""
+        retrieved = {step: search() for step, search in self._begun.items()}
+        self._take(retrieved)
+        rows = {str(step): ids.tolist() for step, ids in retrieved.items()}
+        return {**rows, _INDEX: self._version()} if rows else {}
 
     def restore(self, pending: dict) -> None:
-        retrieved = {int(step): np.array(ids, np.int32) for step, ids in pending.items()}
+        """As `BatchSource.restore`; rows of another version of the index are left out."""
+        retrieved = {int(step): np.array(ids, np.int32)
+                     for step, ids in pending.items() if step != _INDEX}
+        if retrieved and not self._are_own(retrieved, pending.get(_INDEX)):
+            hosts.say(f"{self._index.path}: has changed since the checkpoint was saved, so the "
+                      f"passages of steps {', '.join(map(str, retrieved))} are retrieved again")
+            retrieved = {}
+        self._take(retrieved)
+
+    def _take(self, retrieved: dict[int, np.ndarray]) -> None:
         self._begun = {step: lambda ids=ids: ids for step, ids in retrieved.items()}
+
+    def _version(self) -> str:
+        """Names the version of the index: a digest of those of its files."""
+        return digest_of(self._index.manifest["files"])
+
+    def _are_own(self, retrieved: dict[int, np.ndarray], version: str | None) -> bool:
+        """Whether rows are of this index. version: of theirs; None = as an earlier version of this
+        package left them, which did not say it."""
+        if version is not None:
+            return version == self._version()
+        return all((ids < len(self._index.passages)).all() for ids in retrieved.values())

@@ -362,6 +362,20 @@ def test_what_was_begun_ahead_survives_an_interruption(tmp_path, lookahead, stop
     assert same(run_stage(stage(tmp_path / "b", source=Recorder(lookahead))[0]), straight)
 
 
+def test_what_a_source_does_not_take_up_again_is_begun_with_the_restored_state(tmp_path):
+    class Forgetful(Recorder):
+        def restore(self, pending):
+            super().restore({})
+
+    made, _ = stage(tmp_path, source=Recorder(2), at={5: raises(Killed())})
+    with pytest.raises(Killed):
+        run_stage(made)
+    source = Forgetful(2)
+    run_stage(stage(tmp_path, source=source)[0])
+    assert [step for step, _ in source.order] == list(range(4, 10))
+    assert source.order[0][1] == source.order[1][1], "both by the parameters of step 4"
+
+
 def damage(step):
     file = step / "meta" / "metadata"
     file.write_text(file.read_text().replace('"toy"', '"boy"'))

@@ -53,7 +53,15 @@ class Finder:
         return search
 
 
-def source(staleness, index="the index", batch_size=BATCH):
+def index_of(passages, version):
+    return types.SimpleNamespace(path="the index", passages=range(passages),
+                                 manifest={"files": {"embeddings.f32": {"sha256": version}}})
+
+
+INDEX = index_of(100, "1")
+
+
+def source(staleness, index=INDEX, batch_size=BATCH):
     find, mesh = Finder(), parallel.make_mesh(MeshConfig())
     return RagSource(Batcher(), index, find, batch_size, SEED, staleness, mesh), find
 
@@ -114,11 +122,30 @@ def test_pending_and_restore_give_the_same_batches(staleness):
     first, _ = source(staleness)
     head = drive(first, 3)
     pending = json.loads(json.dumps(first.pending()))
-    assert sorted(map(int, pending)) == list(range(3, 3 + staleness))
+    assert sorted(map(int, pending.keys() - {"index"})) == list(range(3, 3 + staleness))
     second, _ = source(staleness)
     second.restore(pending)
     tail = drive(second, 7, start=3, begun=pending)
     assert all(map(equal, straight, head + tail))
+
+
+@pytest.mark.parametrize("passages, version, told, kept", [
+    (100, "1", True, True), (100, "2", True, False), (3, "2", True, False),
+    (100, "2", False, True), (3, "2", False, False)])
+def test_rows_of_another_version_of_the_index_are_retrieved_again(
+        capsys, passages, version, told, kept):
+    """After a compaction the run could not go on, or read other passages. Checkpoints of before
+    do not tell the version."""
+    first, _ = source(2)
+    drive(first, 3)
+    pending = first.pending()
+    if not told:
+        del pending["index"]
+    second, _ = source(2, index_of(passages, version))
+    second.restore(pending)
+    assert second.pending().keys() - {"index"} == ({"3", "4"} if kept else set())
+    again = "the index: has changed since the checkpoint was saved, so the passages of steps 3, 4"
+    assert (again in capsys.readouterr().out) != kept
 
 
 def test_looking_at_what_is_pending_changes_nothing_and_searches_once():
@@ -127,7 +154,7 @@ def test_looking_at_what_is_pending_changes_nothing_and_searches_once():
     made.begin(0, params(0))
     made.begin(1, params(0))
     first = host(made.finish(0))
-    assert made.pending() == made.pending() and list(made.pending()) == ["1"]
+    assert made.pending() == made.pending() and list(made.pending()) == ["1", "index"]
     assert find.searches == 2
     assert equal(first, straight[0]) and equal(host(made.finish(1)), straight[1])
     assert find.searches == 2 and made.pending() == {}
