@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import filelock
 
@@ -72,12 +72,18 @@ def check_shared(folder: pathlib.Path) -> None:
                         "share, into which all may write")
 
 
+def seen(there: Callable[[], bool]) -> bool:
+    """Whether there() is true of what another host has written, or becomes so in the time that NFS
+    may hide it."""
+    end = time.monotonic() + _UNSEEN_SECS
+    while not (found := there()) and time.monotonic() < end:
+        time.sleep(1)
+    return found
+
+
 def _hindrance(folder: pathlib.Path) -> str | None:
     """Why this process cannot work in the folder; None = it can."""
-    end = time.monotonic() + _UNSEEN_SECS
-    while not (seen := (folder / _HOLDER).exists()) and time.monotonic() < end:
-        time.sleep(1)
-    if not seen:
+    if not seen(lambda: (folder / _HOLDER).exists()):
         return f"process {hosts.index()} does not see what process 0 writes there"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"process {hosts.index()} may not write there"

@@ -15,6 +15,7 @@ Random keys are not stored: every key in this project is a function of (seed, st
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -25,7 +26,7 @@ from typing import Any
 
 import jax
 
-from rag_jax import files, hosts, process
+from rag_jax import files, hosts, locks, process
 from rag_jax.errors import UserError, first_of
 from rag_jax.retrieval.json_files import refuse_links
 from rag_jax.training import orbax_errors, orbax_noise, tree_record
@@ -173,7 +174,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         writer, self._writer = self._writer, None
         with self._report_failed_save(Exception), contextlib.closing(writer):
             writer.wait_until_finished()
-        steps = self.all_steps()
+        steps = self._complete()
         kept = {*steps[-self._keep :], self._ranking.best(steps)}
         self._remove(self._folder(step) for step in steps if step not in kept)
 
@@ -211,13 +212,20 @@ class Checkpointer(contextlib.AbstractContextManager):
     # Listing steps.
 
     def all_steps(self) -> list[int]:
-        """Steps that are complete on disk, ascending; waits for a save under way."""
+        """Steps that are complete on disk, ascending, as process 0 sees them: other hosts may see a
+        new one later. Waits for a save under way."""
         self.wait()
-        return [step for step in self._steps() if self._is_complete(step)]
+        return hosts.exchange(self._complete())[0]
 
     def latest_step(self) -> int | None:
         """The last complete step, or None."""
         return max(self.all_steps(), default=None)
+
+    def latest_here(self) -> int | None:
+        """`latest_step` as this process sees it: the others need not call it, so that an error that
+        not all of them meet can name it."""
+        self.wait()
+        return max(self._complete(), default=None)
 
     def best_step(self) -> int | None:
         """The complete step with the highest `best_metric` (ties: the later), or None."""
@@ -246,6 +254,10 @@ class Checkpointer(contextlib.AbstractContextManager):
         return sorted(step for name in _names_in(self.directory)
                       if (step := files.step_of(name)) is not None
                       and _names_in(self.directory / name))
+
+    def _complete(self) -> list[int]:
+        """The complete ones of `_steps`."""
+        return [step for step in self._steps() if self._is_complete(step)]
 
     def _numbered(self) -> list[int]:
         """`_steps` as process 0 sees them."""
@@ -416,10 +428,15 @@ class Checkpointer(contextlib.AbstractContextManager):
     def _read_content(self, step: int, items: Sequence[str] = _ITEMS) -> dict[str, Any]:
         """Reads and verifies the `meta` item; raises CheckpointError as `restore` does."""
         self.wait()
+        there = functools.partial(self._is_complete, step, items)
+        complete = hosts.exchange(self._report_damage(step, there))[0]
 
         def look() -> None:
-            if not self._is_complete(step, items):
+            if not complete:
                 raise FileNotFoundError(f"one of {', '.join(items)} is missing")
+            if not locks.seen(there):
+                raise _NotRead(f"process {hosts.index()} does not see all of "
+                               f"{', '.join(items)}, which process 0 sees")
             if self._folder(step).is_symlink():
                 raise _NotRead(f"{step} is a link; only folders that lie in the stage's folder "
                                "itself are read: put the step itself there")

@@ -311,7 +311,7 @@ class _Loop:
         """The error for numbers that became NaN or infinite, recorded in the stage's folder."""
         stage, name = self.stage, self.stage.name
         section = f"{name}_warmup" if name in ("retriever", "generator") else "train"
-        last = self.checkpointer.latest_step()  # waits for a save under way
+        last = self.checkpointer.latest_here()  # waits for a save under way
         if hosts.leads():
             workdir.stop(stage.directory, step, what, last)
         from_there = (f"the last good checkpoint is step {last} in {stage.directory}"

@@ -162,10 +162,11 @@ def check_batches(config: Config, path: pathlib.Path) -> None:
     if not overrides.lexical(config) and not pretrained.is_retriever(config):
         stages.append(("retriever", "retriever_warmup"))
     mesh = parallel.make_mesh(config.mesh)
-    for folder, section in stages:
+    taken = hosts.exchange([workdir.steps_taken(path / folder) for folder, _ in stages])[0]
+    for (_, section), done in zip(stages, taken, strict=True):
         stage = getattr(config, section)
         parts = parallel.shards(mesh, "batch") * stage.optimizer.accumulate
-        if workdir.steps_taken(path / folder) < stage.steps and stage.batch_size % parts:
+        if done < stage.steps and stage.batch_size % parts:
             raise ConfigError(f"config.{section}.batch_size={stage.batch_size}: must be a multiple "
                               f"of {parts} (config.mesh's data x fsdp x optimizer.accumulate)")
 
@@ -222,7 +223,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
         raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.ingest; name another, "
                           "or train it with rag_jax.ingest --train")
     with stopped_at_once(), locks.exclusive(path):
-        runs = dict.fromkeys((*hosts.exchange(_trained(path))[0], *config.runs))
+        runs = dict.fromkeys((*_trained(path), *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)
         for run in config.runs:
             warm.fine_tune(run, profile)
@@ -232,12 +233,14 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
 
 
 def _trained(path: pathlib.Path) -> list[str]:
-    """The runs of a workdir that have taken their last step."""
-    if not workdir.exists(path):
-        return []
-    config, trained = workdir.read(path), []
-    for run in config.runs:
+    """The runs of a workdir that have taken their last step, as process 0 sees it."""
+    def begun() -> tuple[tuple[str, ...], int]:
+        config = workdir.read(path) if workdir.exists(path) else None
+        return (config.runs, config.train.steps) if config else ((), 0)
+
+    (runs, steps), trained = hosts.exchange(hosts.lead(begun))[0], []
+    for run in runs:  # all processes open it, or none
         with Checkpointer(path / run, read_only=True) as checkpointer:
             latest = checkpointer.latest_step()
-        trained += [run] * (latest is not None and latest >= config.train.steps)
+        trained += [run] * (latest is not None and latest >= steps)
     return trained

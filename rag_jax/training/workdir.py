@@ -63,10 +63,19 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
 
     Runs add up: those of earlier commands stay in its config.runs, before new ones.
 
+    Process 0 does it for all: other hosts may see later what was written there.
+
     Raises:
-      ConfigError: an earlier command used other values, by name; or a prompt would not be read.
+      ConfigError: an earlier command used other values, by name; or a prompt would not be read. In
+        other processes than 0 it is a UserError.
     """
     workdir = workdir.absolute()
+    hosts.lead(lambda: _start(config, workdir))
+    return workdir
+
+
+def _start(config: Config, workdir: pathlib.Path) -> None:
+    """`start` of process 0."""
     _check_folder(workdir)
     file, began = workdir / "config.json", False
     if file.exists():
@@ -91,8 +100,7 @@ def start(config: Config, workdir: pathlib.Path) -> pathlib.Path:
     if not began:
         rules.check_prompt(config)
     workdir.mkdir(parents=True, exist_ok=True)
-    hosts.lead(lambda: write(config, file))
-    return workdir
+    write(config, file)
 
 
 def write(config: Config, file: pathlib.Path) -> None:

@@ -27,7 +27,7 @@ from test_checkpoint import (
     save_steps,
 )
 
-from rag_jax import files, hosts
+from rag_jax import files, hosts, locks
 from rag_jax.training import orbax_noise
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
@@ -367,6 +367,67 @@ def test_all_processes_are_told_what_one_could_not_read(tmp_path, monkeypatch):
         with pytest.raises(CheckpointError, match=r"could not be read \(MemoryError\)"):
             writer.restore_latest(*trees_of_small())
     assert os.listdir(tmp_path) == ["1"]
+
+
+@pytest.fixture
+def second(tmp_path, monkeypatch):
+    """(steps that this process, the second of two, does not see yet; what Orbax has read; answers
+    of process 0 otherwise than that it sees all of steps 1 and 2)."""
+    save_steps(tmp_path, [1, 2])
+    hidden, read, answers = {2}, [], {}
+    complete, restore = Checkpointer._is_complete, ocp.Checkpointer.restore
+
+    def exchange(value):
+        kind = "there" if isinstance(value, bool) else (
+            "steps" if value and isinstance(value[0], int) else "none")
+        sees = {"there": True, "steps": [1, 2], "none": value and [None, None]}
+        return [answers.get(kind, sees[kind]), value]
+
+    monkeypatch.setattr(hosts, "index", lambda: 1)
+    monkeypatch.setattr(hosts, "exchange", exchange)
+    monkeypatch.setattr(Checkpointer, "_is_complete", lambda self, step, *items: (
+        step not in hidden and complete(self, step, *items)))
+    monkeypatch.setattr(ocp.Checkpointer, "restore", lambda self, folder, **given: (
+        read.append(folder.name), restore(self, folder, **given))[1])
+    return hidden, read, answers
+
+
+def test_a_step_that_another_host_has_just_saved_is_waited_for(second, tmp_path, monkeypatch):
+    """Orbax reads by all processes together: the one that did not see the step had left, and the
+    others waited for it for ever."""
+    hidden, _, _ = second
+    monkeypatch.setattr(locks.time, "sleep", lambda secs: hidden.clear())
+    with Checkpointer(tmp_path) as checkpointer:
+        assert checkpointer.all_steps() == [1, 2]
+        assert checkpointer.restore_latest(*abstract_of(2))[0] == 2
+
+
+def test_a_step_that_one_process_never_sees_is_not_damaged(second, tmp_path, monkeypatch):
+    _, read, _ = second
+    monkeypatch.setattr(locks, "_UNSEEN_SECS", 0.0)
+    told = r"could not be read \(process 1 does not see all of params.*nothing is changed there"
+    with pytest.raises(CheckpointError, match=told) as caught:
+        Checkpointer(tmp_path)
+    assert not isinstance(caught.value, CheckpointDamaged)
+    assert read == ["1"] and sorted(os.listdir(tmp_path)) == ["1", "2"]
+
+
+def test_a_step_that_process_0_finds_incomplete_is_read_by_none(second, tmp_path):
+    hidden, read, answers = second
+    hidden.clear()
+    answers["there"] = False
+    Checkpointer(tmp_path).close()
+    assert read == []
+
+
+def test_all_processes_take_the_steps_that_process_0_sees(second, tmp_path, monkeypatch):
+    """Where one did not see the last yet, it saved that again, and waited for the others alone."""
+    hidden, _, _ = second
+    hidden.clear()
+    with Checkpointer(tmp_path) as checkpointer:
+        hidden.add(2)
+        assert checkpointer.all_steps() == [1, 2] and checkpointer.latest_step() == 2
+        assert checkpointer.latest_here() == 1
 
 
 def test_a_folder_that_cannot_be_listed_has_steps_all_the_same(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rag_jax import hosts
 from rag_jax.decoding.results import ScoreError
 from rag_jax.retrieval.protocol import VectorError
 from rag_jax.training import loop
@@ -259,6 +260,19 @@ def test_sigterm_while_a_finished_stage_is_read_is_not_lost(tmp_path, whole):
         run_stage(made)
 
 
+def test_a_process_that_does_not_see_its_last_checkpoint_yet_stops_with_the_others(
+        tmp_path, monkeypatch):
+    """Process 0 had stopped; this one saved the step again, waited alone, and was aborted."""
+    def of_process_0():
+        return sorted(int(name) for name in os.listdir(tmp_path) if name.isdigit())
+
+    monkeypatch.setattr(Checkpointer, "_steps", lambda self: [])
+    monkeypatch.setattr(hosts, "exchange", lambda value: [
+        of_process_0() if value == [] else value])
+    with pytest.raises(Preempted, match="toy: stopped at step 4, checkpoint saved"):
+        run_stage(stage(tmp_path, at={3: terminate})[0])
+
+
 def test_nan_found_while_stopping_is_not_saved(tmp_path):
     def both(metrics):
         return with_nan(terminate(metrics))
@@ -457,6 +471,18 @@ def test_numbers_that_retrieval_or_evaluation_cannot_use_stop_the_stage_as_nan_d
         assert noted["checkpoint"] == 4
     with pytest.raises(TrainingError, match="nll became NaN or infinite in step 4"):
         run_stage(stage(tmp_path / "both", at={4: with_nan}, source=Failing(target))[0])
+
+
+def test_a_process_that_alone_meets_such_a_number_asks_the_others_nothing(tmp_path, monkeypatch):
+    """They are in a search, and would take its question for their passages."""
+    class Alone(Failing):
+        def finish(self, step):
+            if step == 5:
+                monkeypatch.setattr(hosts, "exchange", raises(AssertionError("asked")))
+            return super().finish(step)
+
+    with pytest.raises(TrainingError, match="query 0.*the last good checkpoint is step 4"):
+        run_stage(stage(tmp_path, source=Alone(target))[0])
 
 
 class OnDevice:

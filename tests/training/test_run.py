@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import rag_jax
-from rag_jax import locks, overrides
+from rag_jax import hosts, locks, overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import prepare
 from rag_jax.errors import UserError
@@ -48,6 +48,25 @@ def test_what_would_write_is_refused(held):
     (work / "data" / "names.txt").unlink()
     with refused:
         open_job(config, work, check=True)
+
+
+def test_all_processes_take_from_process_0_what_a_workdir_has_trained(tmp_path, monkeypatch):
+    """Where one did not see config.json yet, the others waited for it at the first checkpoint."""
+    answers = iter([[None, None],  # process 0 could read config.json
+                    [[["rag_token", "frozen"], 4], None],
+                    [[], []], [[4], []], [[], []], [[3], []]])  # steps, at first with scores
+    monkeypatch.setattr(hosts, "index", lambda: 1)
+    monkeypatch.setattr(hosts, "exchange", lambda value: next(answers))
+    assert run._trained(tmp_path) == ["rag_token"] and not [*answers]
+
+
+def test_all_processes_take_from_process_0_which_stages_are_done(tmp_path, monkeypatch):
+    config = overrides.replace(Config(), {"train.batch_size": 6, "generator_warmup.batch_size": 6,
+                                          "retriever_warmup.batch_size": 6})
+    with pytest.raises(ConfigError, match="config.train.batch_size=6: must be a multiple of 8"):
+        run.check_batches(config, tmp_path)
+    monkeypatch.setattr(hosts, "exchange", lambda value: [[10**9 for _ in value], value])
+    run.check_batches(config, tmp_path)
 
 
 def test_an_index_that_cannot_be_made_is_met_before_anything_is_trained(tmp_path, monkeypatch):

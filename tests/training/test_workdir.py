@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rag_jax import overrides
+from rag_jax import hosts, overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.inputs import DONE
+from rag_jax.errors import UserError
 from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import workdir
@@ -189,6 +190,20 @@ def test_the_fields_of_a_stage_may_change_until_its_first_checkpoint(
     assert workdir.read(tmp_path) == changed
     (tmp_path / stage / "1").mkdir()
     with pytest.raises(ConfigError, match=field):
+        workdir.start(Config(), tmp_path)
+
+
+def test_of_several_processes_the_first_alone_looks_whether_a_workdir_fits(tmp_path, monkeypatch):
+    """One that saw an earlier config.json, or no checkpoint yet, ended while the others waited."""
+    workdir.start(Config(), tmp_path)
+    (tmp_path / "rag_token" / "1").mkdir(parents=True)
+    monkeypatch.setattr(hosts, "index", lambda: 1)
+    said = []
+    monkeypatch.setattr(hosts, "exchange", lambda value: said.append(value) or [None, value])
+    assert workdir.start(replace(Config(), {"seed": 7}), tmp_path) == tmp_path
+    assert said == [None] and workdir.read(tmp_path) == Config()
+    monkeypatch.setattr(hosts, "exchange", lambda value: ["process 0: ConfigError: no", value])
+    with pytest.raises(UserError, match="process 0: ConfigError: no"):
         workdir.start(Config(), tmp_path)
 
 
