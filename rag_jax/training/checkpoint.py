@@ -429,12 +429,13 @@ class Checkpointer(contextlib.AbstractContextManager):
         """Reads and verifies the `meta` item; raises CheckpointError as `restore` does."""
         self.wait()
         there = functools.partial(self._is_complete, step, items)
-        complete = hosts.exchange(self._report_damage(step, there))[0]
+        here = self._report_damage(step, there)
+        complete = hosts.exchange(here)[0]
 
         def look() -> None:
             if not complete:
                 raise FileNotFoundError(f"one of {', '.join(items)} is missing")
-            if not locks.seen(there):
+            if not here and not locks.seen(there):
                 raise _NotRead(f"process {hosts.index()} does not see all of "
                                f"{', '.join(items)}, which process 0 sees")
             if self._folder(step).is_symlink():

@@ -78,7 +78,7 @@ def test_two_processes_share_an_index_on_their_devices(tmp_path):
 def test_processes_with_other_numbers_of_devices_are_all_told_so(tmp_path):
     """A good checkpoint was called damaged. Where all fail, process 0, which carries all messages,
     ended before the others could say why: they were aborted."""
-    job = hosts.start("evaluate", tmp_path, devices=(2, 1))
+    job = hosts.start("train", tmp_path, *hosts.FLAGS, devices=(2, 1))
     printed = [process.communicate(timeout=300)[0] for process in job]
     assert [process.returncode for process in job] == [1, 1]
     assert all("error: the processes have different numbers of devices, 2, 1" in text
