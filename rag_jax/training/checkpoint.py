@@ -72,6 +72,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         `best_metric`. Others are removed when a later one is complete.
       best_metric: names of metrics, as for `Ranking`; each step stores them. () keeps the latest
         steps only.
+      measured: the settings by which the scores of steps to save are measured; each step stores
+        them, and scores of different settings are not compared. None = not known.
       read_only: for readers of a directory in which a training run may be writing: creates
         nothing, and leaves unfinished saves alone, which a writer removes when it starts.
 
@@ -80,14 +82,15 @@ class Checkpointer(contextlib.AbstractContextManager):
     """
 
     def __init__(self, directory: str | os.PathLike, *, keep: int = 2,
-                 best_metric: Sequence[str] = (), read_only: bool = False):
+                 best_metric: Sequence[str] = (), measured: Mapping[str, str] | None = None,
+                 read_only: bool = False):
         import orbax.checkpoint as ocp
 
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; use keep=1 or more.")
         self.directory = pathlib.Path(directory).absolute()  # Orbax refuses relative paths
         self._keep, self._read_only = keep, read_only
-        self._ranking = Ranking(best_metric)
+        self._ranking, self._measured = Ranking(best_metric), measured
         self._ocp, self._args = ocp, ocp.args
         self._reader = ocp.Checkpointer(self._handler())
         self._writer: ocp.AsyncCheckpointer | None = None  # of the save under way
@@ -141,8 +144,9 @@ class Checkpointer(contextlib.AbstractContextManager):
                 f"{self.directory} was opened read-only; nothing can change there."
             )
         content = _content(step, params, opt_state, meta, metrics)
-        self._ranking.note(step, content["metrics"])
+        self._ranking.note(step, content["metrics"], measured=self._measured)
         content["best_metric"] = list(self._ranking.best_metric)
+        content["measured"] = self._measured and dict(self._measured)
         self.wait()
         if step in self._numbered():
             raise CheckpointError(f"Checkpoint step {step} exists already in {self.directory}.")
@@ -239,7 +243,8 @@ class Checkpointer(contextlib.AbstractContextManager):
             try:
                 content = self._read_content(step, _PARAMS_ITEMS if self._read_only else _ITEMS)
                 self._ranking.note(step, content["metrics"],
-                                   content.get("best_metric") or BEST_METRIC)  # of older steps
+                                   content.get("best_metric") or BEST_METRIC,  # of older steps
+                                   content.get("measured"))
             except CheckpointDamaged as error:
                 if not self._read_only:
                     self._set_aside(step, error)

@@ -1,10 +1,12 @@
 """RAG fine-tuning of one run: its stage, its batches, its guard against collapse."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax.config import ConfigError, TrainConfig
+from rag_jax import overrides
+from rag_jax.config import ConfigError, EvalConfig, TrainConfig
 from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag
@@ -20,6 +22,12 @@ from rag_jax.training.pretrained import ENCODERS
 from rag_jax.training.reranker import reranked
 from rag_jax.training.sources import RagSource, finder
 from rag_jax.training.stages import build_stage
+
+# Fields of config.eval that do not change the score of a checkpoint; the metric's name is compared.
+SAME_SCORE = ("batch_size", "memory_mib", "prefix_mib", "metrics", "kilt_pages")
+# What config.eval means with None, where something is trained.
+OPEN = {"num_beams": 1, "min_length": 0, "length_penalty": 0.0, "no_repeat_ngram_size": 0,
+        "forced_bos": False, "forced_eos": False}
 
 
 def fine_tune(job: Job, run: str, warm: Any, index: Index,
@@ -52,9 +60,22 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index,
 
     meta = {"encoder_fingerprint": index.manifest["encoder_fingerprint"]}
     run_stage(rag_stage(job, run, source, complete, initial=first, meta=meta, evaluate=score,
-                        best_metric=(headline(config.eval.metrics),), profile=profile))
+                        best_metric=(headline(config.eval.metrics),),
+                        measured=measured(config.eval, answerer.k), profile=profile))
     if refresher is not None:
         index.reload()
+
+
+def measured(how: EvalConfig, k: int) -> dict[str, str]:
+    """The settings of config.eval by which dev scores are measured, where they are not the usual
+    ones: a command that resumes may change them, and scores of others are not compared.
+
+    k: passages that a question reads.
+    """
+    asked = dataclasses.replace(how, **{
+        name: usual for name, usual in OPEN.items() if getattr(how, name) is None})
+    names = set(overrides.differences(asked, EvalConfig(**OPEN))) - {*SAME_SCORE, "k"}
+    return {"k": str(k), **{name: overrides.shown(getattr(asked, name)) for name in sorted(names)}}
 
 
 def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Completion | None,

@@ -81,6 +81,7 @@ class Stage:
       source: batches.
       evaluate: params -> metrics.
       best_metric: names of the metric that chooses the best checkpoint, as for `Checkpointer`.
+      measured: the settings of `evaluate`, as for `Checkpointer`.
       meta: JSON that is saved with the checkpoints, such as the encoder's fingerprint.
       guard: against retrieval collapse; train_step then returns the retrieved rows as the metric
         "doc_ids".
@@ -103,6 +104,7 @@ class Stage:
     eval_every: int = 0
     evaluate: Callable[[Any], Mapping[str, float]] | None = None
     best_metric: tuple[str, ...] = BEST_METRIC
+    measured: Mapping[str, str] | None = None
     keep: int = 1
     tensorboard: bool = True
     guard: CollapseGuard | None = None
@@ -151,7 +153,8 @@ def _run(stage: Stage, requested: Callable[[], bool]) -> TrainState:
     """As `run_stage`; `requested` says whether this process is asked to stop."""
     best = stage.best_metric if stage.evaluate else ()
     with (
-        Checkpointer(stage.directory, keep=stage.keep, best_metric=best) as checkpointer,
+        Checkpointer(stage.directory, keep=stage.keep, best_metric=best,
+                     measured=stage.measured) as checkpointer,
         MetricWriter(
             stage.directory, tensorboard=stage.tensorboard, active=hosts.leads()) as writer,
     ):

@@ -303,6 +303,25 @@ def test_scores_of_another_metric_are_not_compared(tmp_path):
         assert checkpointer.best_step() == 4, "of the others nobody knows"
 
 
+def test_scores_that_were_measured_otherwise_are_not_compared(tmp_path):
+    """config.eval may change on the way: 100 % of the single question of max_examples=1 was never
+    reached on all of them, and the step of then stayed the best for ever."""
+    def saved(measured, scores, keep=9):
+        with Checkpointer(tmp_path, keep=keep, best_metric=("em",), measured=measured) as writer:
+            save_scored(writer, scores)
+            best, steps = writer.best_step(), writer.all_steps()
+        with Checkpointer(tmp_path, best_metric=("em",), read_only=True) as reader:
+            assert reader.best_step() == best, "as it was trained, whoever reads"
+        return best, steps
+
+    assert saved(None, {1: 90.0, 2: 80.0})[0] == 1, "of an earlier version, among themselves"
+    assert saved({"max_examples": "1"}, {})[0] == 1, "nothing is measured otherwise yet"
+    assert saved({"max_examples": "1"}, {3: 100.0, 4: 0.0})[0] == 3
+    assert saved({}, {5: None})[0] == 3, "nor here"
+    assert saved({}, {6: 30.0, 7: 20.0})[0] == 6
+    assert saved({}, {8: 25.0}, keep=1) == (6, [6, 8])
+
+
 def test_steps_of_an_earlier_version_count_by_the_metric_that_was_theirs(tmp_path, monkeypatch):
     """They do not say which; where config.eval.metrics had changed, that was told as a defect."""
     with Checkpointer(tmp_path, keep=9, best_metric=("em",)) as checkpointer:

@@ -304,6 +304,19 @@ def test_the_best_checkpoint_is_chosen_by_the_score_on_dev(tmp_path):
     assert dev == scores, "the last step is evaluated even off the schedule"
 
 
+def test_scores_of_other_settings_do_not_choose_the_best_checkpoint(tmp_path):
+    """A command that resumed with all dev questions kept the step that had answered the only one of
+    the command before."""
+    for measured, steps, scores in (({"max_examples": "1"}, 4, [100.0, 0.0]),
+                                    ({}, 8, [30.0, 20.0])):
+        left = iter(scores)
+        made, _ = stage(tmp_path, steps=steps, save_every=100, eval_every=2, keep=9,
+                        evaluate=lambda params, left=left: {"em": next(left)}, measured=measured)
+        run_stage(made)
+    with Checkpointer(tmp_path, read_only=True, best_metric=BEST_METRIC) as checkpointer:
+        assert checkpointer.all_steps() == [2, 4, 6, 8] and checkpointer.best_step() == 6
+
+
 def test_evaluation_sees_the_parameters_of_its_step(tmp_path):
     seen = {}
 

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from rag_jax import parallel
-from rag_jax.config import Config, ConfigError, MeshConfig, OptimizerConfig
+from rag_jax.config import Config, ConfigError, EvalConfig, MeshConfig, OptimizerConfig
 from rag_jax.models import rag
 from rag_jax.overrides import replace
 from rag_jax.training import fine_tuning, optim, stages, step, warm_up
@@ -118,6 +118,23 @@ def test_a_retriever_trains_on_one_passage_of_each_question(job):
         tiny.rag_batch(questions=4, passages=1, model=job.model), job.mesh)
     metrics = stage.train_step(stage.make_state(), batch, stage.number_on_devices(3))[1]
     assert metrics["prior_entropy"] == 0 < metrics["learning_rate/query_encoder"]
+
+
+def test_dev_scores_are_told_apart_by_the_settings_that_change_them():
+    """Memory and batch sizes change no score, and what is left open is what it means."""
+    def measured(k=5, **settings):
+        return fine_tuning.measured(EvalConfig(**settings), k)
+
+    assert measured() == {"k": "5"} == measured(
+        k=5, batch_size=3, memory_mib=0, prefix_mib=9, metrics=("kilt",), kilt_pages="id")
+    for name, usual in fine_tuning.OPEN.items():
+        assert measured(**{name: usual}) == measured(), name
+    others = [{"max_examples": 1}, {"num_beams": 4}, {"labels": ("a", "b")}, {"nfd": True},
+              {"forced_bos": True}, {"strategy": "fast"}, {"prefix": "the"}]
+    texts = [measured(k=4), *(measured(**other) for other in others)]
+    assert texts[1:4] == [{"k": "5", "max_examples": "1"}, {"k": "5", "num_beams": "4"},
+                          {"k": "5", "labels": "a,b"}]
+    assert all(texts.count(text) == 1 and text != measured() for text in texts)
 
 
 @pytest.mark.parametrize("name", ["retriever", "generator", "rag"])
