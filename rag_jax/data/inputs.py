@@ -73,7 +73,7 @@ def describe(config: Config, tokenizers: Mapping[str, str | os.PathLike | None],
             shown, files = _contents(name, source, data.data_dir)
             entries = known.get(name, _ABSENT)["files"]
             described[name] = {"source": shown, "files": {
-                key: _entry(path, entries.get(key)) for key, path in files.items()}}
+                key: entry(path, entries.get(key)) for key, path in files.items()}}
     return {"fields": fields, "inputs": described}
 
 
@@ -101,7 +101,11 @@ def _contents(name: str, source: str, data_dir: str) -> tuple[str, dict[str, pat
     return shown or source * (files.keys() <= set(_LATER_FILES)), files
 
 
-def _entry(path: pathlib.Path, known: Mapping[str, Any] | None) -> dict[str, Any]:
+def entry(path: pathlib.Path, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The record of one file.
+
+    known: an earlier one of this path, which is taken over where size and time are the same.
+    """
     status, now = path.stat(), time.time_ns()
     if known and (known["bytes"], known["mtime_ns"]) == (status.st_size, status.st_mtime_ns) and (
             known["read_ns"] - status.st_mtime_ns > _SETTLED_NS):

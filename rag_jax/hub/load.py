@@ -117,6 +117,21 @@ def describe(source: str | os.PathLike) -> Pretrained:
     return _open(locate(source))[0]
 
 
+def weight_files(source: str | os.PathLike) -> dict[str, pathlib.Path]:
+    """The files with the weights of a checkpoint, by their path in its folder. Of a cross-encoder,
+    also its settings and its tokenizer, of which a configuration says nothing.
+
+    Errors as in `load`.
+    """
+    folder = locate(source)
+    _, tensors, places = _open(folder)
+    found = tensors.files
+    if families.RERANKER in places:
+        found |= {file for name in ("config.json", *TOKENIZER_FILES, *sentence.FILES)
+                  for file in folder.glob(name) if file.is_file()}
+    return {file.relative_to(folder).as_posix(): file for file in sorted(found)}
+
+
 def load(source: str | os.PathLike, *, towers: Collection[str] | None = None,
          mesh: jax.sharding.Mesh | None = None, retriever: Mapping[str, Any] | None = None,
          generator: Mapping[str, Any] | None = None) -> Pretrained:

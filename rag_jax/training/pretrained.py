@@ -219,10 +219,26 @@ def length_notes(resolved: Config) -> list[str]:
             ] if 0 < longest < read else []
 
 
+def unfinished_notes(config: Config) -> list[str]:
+    """A warning for each workdir among the sources whose warm-up has not come to its end."""
+    lines = {}
+    for tower, source in config.model.sources.items():
+        stage, path = "generator" if tower == "generator" else "retriever", pathlib.Path(source)
+        if not (workdir.exists(source) and is_prepared(path) and (path / stage).is_dir()):
+            continue  # what `convert` writes has no data
+        taken = workdir.steps_taken(path / stage)
+        steps = getattr(workdir.read(path), f"{stage}_warmup").steps
+        if taken < steps:
+            lines[f"warning: {source}: its warm-up of the {stage} has taken {taken} of {steps} "
+                  "steps, and what starts from it starts from there. For all of them, finish it "
+                  "first, with the command that began it"] = None
+    return list(lines)
+
+
 def notes(asked: Config, resolved: Config) -> list[str]:
     """The fields that `resolve` set beside the architecture, a warning about encoders that were not
-    trained together, and `length_notes`."""
-    lines = length_notes(resolved)
+    trained together, `length_notes` and `unfinished_notes`."""
+    lines = [*length_notes(resolved), *unfinished_notes(resolved)]
     sources = asked.model.sources
     changed = [f"config.data.{name}={getattr(resolved.data, name)}"
                for name, usual in {**generator_inputs.OUR_INPUTS, "prompt": ""}.items()
@@ -337,7 +353,6 @@ def _load_from_workdir(job: Job, tower: str, source: str) -> Any:
       ConfigError: it was trained with another scan_layers, or there is no such tower.
     """
     description = described(source)
-    stored = PLAIN if PLAIN in description.towers and tower in ENCODERS else tower
     section = "retriever" if tower in ENCODERS else "generator"
     scans = getattr(description, section).scan_layers
     if getattr(job.config.model, section).scan_layers != scans:
@@ -345,7 +360,17 @@ def _load_from_workdir(job: Job, tower: str, source: str) -> Any:
                           f"set config.model.{section}.scan_layers={scans}")
     model = dataclasses.replace(job.model, retriever=dataclasses.replace(
         job.model.retriever, learn_scale=description.retriever.learn_scale))
-    return restore_tower(pathlib.Path(source), stored, model, job.mesh)[0]
+    return restore_tower(pathlib.Path(source), _stored(source, tower), model, job.mesh)[0]
+
+
+def _stored(source: str, tower: str) -> str:
+    """The name by which a workdir has a tower."""
+    return PLAIN if PLAIN in described(source).towers and tower in ENCODERS else tower
+
+
+def folder_of_source(source: str, tower: str) -> tuple[pathlib.Path, tuple[str, ...]]:
+    """`folder_of` what a tower starts from, in a workdir that is its source."""
+    return folder_of(pathlib.Path(source), _stored(source, tower))
 
 
 def folder_of(path: pathlib.Path, tower: str) -> tuple[pathlib.Path, tuple[str, ...]]:

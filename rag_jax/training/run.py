@@ -2,6 +2,7 @@
 
     workdir/
       config.json
+      weights.json          what towers of a source and the reranker began from  (weights)
       data/                 tokenizers, passage stores, questions              (prepare)
       retriever/            DPR warm-up: query and document encoder            (warm_up)
       generator/            BART denoising                                     (warm_up)
@@ -26,10 +27,11 @@ from rag_jax.data.inputs import is_prepared
 from rag_jax.data.prepare import prepare
 from rag_jax.data.prepared import Prepared, open_prepared
 from rag_jax.documents import workdir as documents
+from rag_jax.hub import families
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.scann import scann_missing
-from rag_jax.training import indexing, pretrained, workdir
+from rag_jax.training import indexing, pretrained, weights, workdir
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.clock import Clock
@@ -135,6 +137,9 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
             _remove_leftovers(path)
         job = open_job(config, path, check=True)
         check_k(job)
+        if config.model.reranker.pretrained and any(
+                overrides.for_run(config, run).retrieval.k for run in config.runs):
+            weights.check(config, path, (families.RERANKER,))
         hosts.say(f"{path}: {len(job.prepared.splits['train'])} training questions, "
                   f"{len(job.prepared.stores[job.trains_with])} passages")
     warm: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
 from rag_jax.retrieval.versions import POINTER, opened
-from rag_jax.training import workdir
+from rag_jax.training import weights, workdir
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
     Checkpointer,
@@ -141,6 +141,7 @@ _RECORDS = (
     ("*/eval.json", "settings", lambda file: workdir.eval_of(file.parents[1], file.parent.name)),
     ("*/stopped.json", "note of a stop", lambda file: workdir.has_stopped(file.parent)),
     (f"data/{inputs.RECORD}", "what the data were made from", inputs.read),
+    (weights.RECORD, "what training began from", weights.read),
 )
 
 

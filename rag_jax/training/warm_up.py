@@ -7,7 +7,7 @@ from typing import Any
 from rag_jax import parallel
 from rag_jax.config import ConfigError, WarmupConfig
 from rag_jax.data.warmup_batches import DenoisingBatcher, PairBatcher, RetrieverBatcher
-from rag_jax.training import pretrained, step
+from rag_jax.training import pretrained, step, weights
 from rag_jax.training.job import Job, groups_of
 from rag_jax.training.loop import PureSource, run_stage
 from rag_jax.training.pretrained import ENCODERS
@@ -19,7 +19,7 @@ def warm_up_retriever(job: Job) -> Any:
     config = job.config.retriever_warmup
     given = None
     if "query_encoder" in job.config.model.sources:
-        given = functools.partial(pretrained.load, job, ENCODERS)
+        given = functools.partial(_load, job, ENCODERS)
         if pretrained.is_retriever(job.config):
             return given()
     store = job.prepared.stores[job.trains_with]
@@ -49,12 +49,18 @@ def warm_up_generator(job: Job) -> Any:
     """BART denoising on the warm-up texts; returns the generator's parameters."""
     config, data = job.config.generator_warmup, job.config.data
     if "generator" in job.config.model.sources:
-        return pretrained.load(job, ("generator",))
+        return _load(job, ("generator",))
     batcher = DenoisingBatcher(
         job.prepared.warmup_texts, job.prepared.generator_tokenizer, data.max_source_length,
         data.length_step, config.mask_ratio, config.span_length, config.permute_sentences,
         groups_of(job.model, job.mesh, config.optimizer.accumulate))
     return _train(job, "generator", ("generator",), step.seq2seq_loss(job.model), config, batcher)
+
+
+def _load(job: Job, towers: Sequence[str]) -> dict[str, Any]:
+    """The parameters of towers from their sources, which must not have changed."""
+    weights.check(job.config, job.workdir, towers)
+    return pretrained.load(job, towers)
 
 
 def _train(job: Job, name: str, towers: Sequence[str], loss: step.LossFunction,

@@ -194,6 +194,11 @@ def _steps(folder: pathlib.Path) -> list[int]:
             if (step := files.step_of(path.name)) is not None]
 
 
+def has_checkpoint(folder: pathlib.Path) -> bool:
+    """Whether a stage has one, be it of step 0."""
+    return bool(_steps(folder))
+
+
 def steps_taken(folder: pathlib.Path) -> int:
     """The step of a stage's last checkpoint; 0 without one."""
     return max(_steps(folder), default=0)

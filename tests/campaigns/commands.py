@@ -18,8 +18,8 @@ TIMES = ("step_secs", "tokens_per_sec")  # metrics that differ from run to run
 TEMPORARY = (".rag_jax-", ".orbax-checkpoint-tmp", ".tmp", ".partial", ".replaced", ".copying",
              ".lock.json")
 # Times, paths and checksums of TFDS, which differ from run to run.
-OWN_OF_A_RUN = ("inputs.json", "dataset_info.json", "digests.json", "seconds.json", "report.json",
-                ".lock")
+OWN_OF_A_RUN = ("inputs.json", "weights.json", "dataset_info.json", "digests.json",
+                "seconds.json", "report.json", ".lock")
 _secs: dict[str, float] = {}  # how long a command takes at least, by its kind
 
 
