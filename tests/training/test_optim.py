@@ -143,12 +143,16 @@ def test_joined_vectors_go_back_as_each_of_them_would():
     """Update ratios are measured so; a vector that took part in weight decay would be another."""
     optimizer = make_optimizer(OptimizerConfig(0.1, warmup_steps=0, weight_decay=0.3), STEPS,
                                {"query_encoder": 0.5, "generator": 1.0})
-    params = tree(0)
-    updates, state = optimizer.update(tree(1), optimizer.init(params), params)
+    def with_vector(seed):  # that decays, as that of a missing passage does
+        return {tower: {**leaves, "null": jnp.full(3, 0.1)} for tower, leaves in tree(seed).items()}
+
+    params = with_vector(0)
+    updates, state = optimizer.update(with_vector(1), optimizer.init(params), params)
     joined, state = vectors_joined((optax.apply_updates(params, updates), state))
     before = optimizer.before(joined, state)
     for tower, leaves in before.items():
         assert len(leaves) < len(jax.tree.leaves(params[tower])), "vectors are one"
+        np.testing.assert_allclose(leaves[f"{tower}/null"], 0.1, rtol=1e-5)
         np.testing.assert_allclose(optax.global_norm(leaves), optax.global_norm(params[tower]),
                                    rtol=1e-5)
         assert sum(x.size for x in leaves.values()) == sum(
