@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,8 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"),
           (codecs.BOM_UTF32_BE, "utf-32-be"), (codecs.BOM_UTF16_LE, "utf-16-le"),
           (codecs.BOM_UTF16_BE, "utf-16-be"))
 GUESSED_FROM = 2**16  # bytes
+SEPARATORS = ",;\t|"  # of the fields of a table
+FIRST_ROWS = 20  # of a table, with its header, that show its separator
 # The encodings that browsers use for some names: mostly the superset of Windows; and a page that
 # declares UTF-16 in ASCII bytes is UTF-8.
 ENCODINGS = {name: encoding for encoding, names in {
@@ -125,7 +128,7 @@ def read_csv(content: bytes) -> Document:
     text, remarks = decoded(content)
     first = _LINE.split(text.lstrip(), maxsplit=1)[0]
     separator = _SEPARATOR.fullmatch(first.rstrip())
-    between = separator[1] if separator else max(",;\t|", key=_QUOTED.sub("", first).count)
+    between = separator[1] if separator else _separator(text, _QUOTED.sub("", first))
     if _is_open(text, between):
         remarks = (*remarks, "a quote is never closed: all that follows it is one field")
     return _headed_table(text, between, remarks)
@@ -141,15 +144,38 @@ def read_tsv(content: bytes) -> Document:
     return _headed_table(text, "\t", remarks, quoting)
 
 
+def _separator(text: str, header: str) -> str:
+    """What separates the fields of a table: what gives its first rows as many as its header.
+
+    header: the first line, without its quoted fields. Where several do, or none does, it is the
+    most frequent one there, but rather one without a space after it: a comma may be that of a
+    title, "Price, net", and of numbers.
+    """
+    even = [one for one in SEPARATORS if one in header and _is_even(text, one)]
+    if even:
+        return max(even, key=lambda one: (f"{one} " not in header, header.count(one)))
+    return max(SEPARATORS, key=header.count)
+
+
+def _is_even(text: str, between: str) -> bool:
+    """Whether a separator divides the first rows into as many fields as the header."""
+    with contextlib.suppress(csv.Error), _fields_of_any_size(text):
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=between)
+        rows = (row for row in reader if "".join(row).strip())
+        return len({len(row) for row in itertools.islice(rows, FIRST_ROWS)}) == 1
+    return False
+
+
 def _headed_table(text: str, between: str, remarks: tuple[str, ...],
                   quoting: int = csv.QUOTE_MINIMAL) -> Document:
     longer: list[int] = []
-    document = _table(_rows(text, between, quoting, longer), remarks)
-    if not longer:
-        return document
-    rows = f"{len(longer)} row{'s have' if len(longer) > 1 else ' has'}"
-    remark = f"{rows} more fields than the header; the first is {longer[0]}"
-    return dataclasses.replace(document, remarks=(*remarks, remark))
+    shorter: list[int] = []
+    document = _table(_rows(text, between, quoting, longer, shorter), remarks)
+    for what, found in (("more", longer), ("fewer", shorter)):
+        if found:
+            rows = f"{len(found)} row{'s have' if len(found) > 1 else ' has'}"
+            remarks = (*remarks, f"{rows} {what} fields than the header; the first is {found[0]}")
+    return dataclasses.replace(document, remarks=remarks)
 
 
 @contextlib.contextmanager
@@ -171,11 +197,12 @@ def _is_open(text: str, between: str) -> bool:
     return False
 
 
-def _rows(text: str, between: str, quoting: int, longer: list[int]
+def _rows(text: str, between: str, quoting: int, longer: list[int], shorter: list[int]
           ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Number and pairs of column and value of each row.
 
     longer: gets the numbers of the rows with values beyond the last column of the header.
+    shorter: gets those of the rows with values that end before a column with a name.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting)
     rows = enumerate(reader, 1)
@@ -186,6 +213,8 @@ def _rows(text: str, between: str, quoting: int, longer: list[int]
             for number, row in rows:
                 if any(row[len(header):]):
                     longer.append(number)
+                if any(row) and any(header[len(row):]):
+                    shorter.append(number)
                 names = [*header, *(f"column {n + 1}" for n in range(len(header), len(row)))]
                 yield number, [(name, value.strip())
                                for name, value in zip(names, row, strict=False)]

@@ -249,11 +249,27 @@ def test_the_separator_is_that_of_the_first_line_outside_of_quotes(content, text
     assert of("a.csv", content).text == text + "\n\n"
 
 
+@pytest.mark.parametrize("content, text", [
+    ("Ort;Preis, netto;Preis, brutto\nBonn;1,50;2,00\nKiel;3,10;4,00\n",
+     "Ort: Bonn; Preis, netto: 1,50; Preis, brutto: 2,00\n\n"
+     "Ort: Kiel; Preis, netto: 3,10; Preis, brutto: 4,00"),
+    ("Name;Price (net, EUR)\nSeal;10", "Name: Seal; Price (net, EUR): 10"),
+    ("Name;Price, size, weight\n\nSeal;10\n", "Name: Seal; Price, size, weight: 10"),
+    ("id,name;alias\n1,Bob;Rob\n", "id: 1; name;alias: Bob;Rob"),
+    ("id, a; b\n1, 2; 3\n", "id: 1; a; b: 2; 3"),
+    ("id,a;b;c\n1,2\n", "id: 1; a;b;c: 2")])
+def test_the_separator_gives_rows_as_many_fields_as_the_header(content, text):
+    """A title with a comma made the comma the separator, and numbers were cut apart."""
+    found = of("a.csv", content)
+    assert found.text == text + "\n\n" and not found.remarks
+
+
 @pytest.mark.parametrize("name, content, told", [
     ("a.csv", "text\nHello, world\nBye\n", "1 row has more fields than the header; the first is 2"),
     ("a.csv", "Title\n\na,b\n1,2\n", "2 rows have more fields than the header; the first is 3"),
     ("a.tsv", "a\n1\t2\n", "1 row has more fields than the header; the first is 2"),
-    ("a.csv", "a,b\n1,2,\n", None)])
+    ("a.csv", "a,b,c\n1,2\n\n,,\n3\n", "2 rows have fewer fields than the header; the first is 2"),
+    ("a.csv", "a,b,\n1,2\n", None), ("a.csv", "a,b\n1,2,\n", None)])
 def test_rows_with_more_fields_than_the_header_are_told(name, content, told):
     """A comma in a text without quotes, or a title above the table."""
     assert of(name, content).remarks == (() if told is None else (told,))
