@@ -42,6 +42,8 @@ _CJK_RUN = re.compile(f"(?:{_CJK_CHARACTER})+")
 # Invisible characters that do not end a word: soft hyphens, joiners, marks of writing direction.
 # The space and the non-joiner of zero width do end one, in Khmer and Persian.
 _HIDDEN = re.compile("[\u00ad\u061c\u200d-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]")
+# A word of one character, but for what an apostrophe joins to another word: "l'eau", "dog's".
+_SINGLE = r"(?<![^\W\d]['\u2019])[^\W_](?!['\u2019]\w\w)"
 _WIDE = re.compile("[\uff01-\uff9f]+")  # full-width letters and half-width katakana
 # Characters that stand for several letters, as ﬁ, or for a letter's form in print, as in Arabic.
 _FORMS = re.compile("[\ufb00-\ufb17\ufb50-\ufdff\ufe70-\ufefc]+")
@@ -51,7 +53,7 @@ _FORMS = re.compile("[\ufb00-\ufb17\ufb50-\ufdff\ufe70-\ufefc]+")
 class Bm25Settings:
     """How words are counted, in an index and in the questions to it.
 
-    The last four are False only for an index from before they existed.
+    The last five are False only for an index from before they existed.
 
     Attributes:
         k1: saturation: with a small one, further occurrences of a word count less; from 0 on.
@@ -66,6 +68,9 @@ class Bm25Settings:
         drops_hidden: soft hyphens and the like are removed from words. False: they end a word.
         parts_ligatures: the letters of ligatures count, as in text copied from a PDF, and those of
             Arabic whatever their form. False: ligatures and forms are letters of their own.
+        keeps_single: words of one letter or digit count, as "vitamin K" and "rule 7" have them, but
+            for those of "l'eau" and "dog's"; and "İ" is an I with a dot that does not. False: a
+            word has two characters, and İstanbul is found by no other spelling.
     """
 
     k1: float = 0.9
@@ -75,6 +80,7 @@ class Bm25Settings:
     keeps_marks: bool = True
     drops_hidden: bool = True
     parts_ligatures: bool = True
+    keeps_single: bool = True
 
     def __post_init__(self):
         numbers = all(isinstance(x, int | float) for x in (self.k1, self.b))
@@ -115,7 +121,8 @@ class Bm25Settings:
                            manifest.get("parts_cjk") is True,
                            manifest.get("keeps_marks") is True,
                            manifest.get("drops_hidden") is True,
-                           manifest.get("parts_ligatures") is True)
+                           manifest.get("parts_ligatures") is True,
+                           manifest.get("keeps_single") is True)
             same = settings.record == record
         except (TypeError, KeyError) as error:
             raise RetrievalError(f"{path}: manifest.json has the settings {record!r:.80}, which "
@@ -158,6 +165,9 @@ def _words(texts: Iterable[str], settings: Bm25Settings, progress: bool = False
         texts = (_WIDE.sub(_plain, unicodedata.normalize("NFC", text)) for text in texts)
     if settings.keeps_marks and settings.language == "turkish":
         texts = (text.translate({ord("İ"): "i", ord("I"): "ı"}) for text in texts)
+    if settings.keeps_single:
+        pattern = f"{pattern}|{_SINGLE}"
+        texts = (text.replace("İ", "I").replace("i\u0307", "i") for text in texts)
     if settings.parts_cjk:
         pattern = f"{pattern}|{_CJK_CHARACTER}"
         texts = (_CJK_RUN.sub(_parts, text) for text in texts)
@@ -306,7 +316,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
             **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
             "parts_cjk": settings.parts_cjk, "keeps_marks": settings.keeps_marks,
             "drops_hidden": settings.drops_hidden, "parts_ligatures": settings.parts_ligatures,
-            "versions": versions})
+            "keeps_single": settings.keeps_single, "versions": versions})
     return Bm25Index.open(out)
 
 
@@ -317,7 +327,7 @@ def index_words(store: PassageStore, folder: Path, settings: Bm25Settings) -> No
     words = _words((f"{passage.title} {passage.text}" for passage in passages), settings, progress)
     if not any(words):
         raise RetrievalError(f"{store.path}: no passage has a word that BM25 counts; stop words "
-                             f"({settings.language}) and single letters are left out.")
+                             f"({settings.language}) are left out.")
     index = _library().BM25(k1=settings.k1, b=settings.b, method=METHOD)
     # Numbered as they come: bm25s would number them in the order of a set, which is another one in
     # each process.
