@@ -10,6 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rag_jax.documents.document import Document, Unreadable, Writer
 
@@ -241,11 +242,34 @@ def _objects(text: str, bad: list[int]) -> Iterator[tuple[int, list[tuple[str, s
         if not line.strip():
             continue
         try:
-            yield number, [(name, value if isinstance(value, str) else json.dumps(
-                value, ensure_ascii=False)) for name, value in json.loads(line).items()
-                if value is not None]
-        except (ValueError, AttributeError, RecursionError):
+            found = json.loads(line, parse_int=_Number, parse_float=_Number,
+                               object_pairs_hook=_Object)
+            if not isinstance(found, _Object):
+                raise ValueError("no object")
+            yield number, [(name, value if isinstance(value, str) else _as_json(value))
+                           for name, value in found if value is not None]
+        except (ValueError, RecursionError):
             bad.append(number)
+
+
+class _Number(str):
+    """A number of JSON as it is written: 1.50 is no 1.5, and one may have any number of digits."""
+
+
+class _Object(list):
+    """The pairs of name and value of a JSON object, also those with the same name."""
+
+
+def _as_json(value: Any) -> str:
+    """A value of JSON as one line, with its numbers as they were written."""
+    if isinstance(value, _Number):
+        return value
+    if isinstance(value, _Object):
+        pairs = (f"{json.dumps(name, ensure_ascii=False)}: {_as_json(one)}" for name, one in value)
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_json, value))}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _table(rows: Iterable[tuple[int, list[tuple[str, str]]]], remarks: tuple[str, ...]

@@ -285,6 +285,19 @@ def test_lines_of_jsonl_that_are_none_are_left_out_by_name():
         of("a.jsonl", "[1]")
 
 
+@pytest.mark.parametrize("value", [
+    "12345678901234567890.123", "1.50", "1e400", "-0", "7" * 5000,
+    '[1.50, {"b": 1e2, "b": [-0.0, {}], "ä\\"": "1.5"}, [], true, null]', "NaN"])
+def test_numbers_of_jsonl_are_as_they_are_written(value):
+    """They were rounded or infinite, and those of many digits made their object none."""
+    found = of("a.jsonl", f'{{"a": {value}, "c": "d"}}\n')
+    assert found.text == f"a: {value}; c: d\n\n" and not found.remarks
+
+
+def test_all_values_of_one_name_in_jsonl_are_read():
+    assert of("a.jsonl", '{"a": 1, "a": null, "a": "2"}').text == "a: 1; a: 2\n\n"
+
+
 @pytest.mark.parametrize("end", ["\r", "\r\n"])
 @pytest.mark.parametrize("name, lines", [
     ("a.jsonl", ['{"a": "1"}', '', '{"a": "2\u2028\x853"}']), ("a.csv", ["a", "1", "2\u2028\x853"]),
