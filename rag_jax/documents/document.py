@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import re
 from typing import Any
 
 from rag_jax.errors import DataError
@@ -9,6 +10,11 @@ from rag_jax.errors import DataError
 LONGEST_TITLE = 200  # characters of a title or a heading; a hostile one could fill every passage
 MOST_TEXT = 2**27  # characters of a document
 SEPARATOR = " > "  # between the headings of a path
+# A raised text that "^" is written before: numbers, and letters that end no ordinal (1st, XXe).
+_SIGN, _LETTER = "[-+\u2212\u2013]", "[ijkmnpqtxyzNT]"
+_POWER = f"(?:[0-9]{{1,4}}|{_LETTER})"
+RAISED = re.compile(f"{_SIGN}?{_POWER}(?:(?:{_SIGN}|[./]){_POWER}|{_LETTER})?{_SIGN}?")
+BASE = re.compile(r"[^\W_]|[)\]}]")  # what it follows then
 
 
 class Unreadable(DataError):
@@ -96,6 +102,7 @@ class Writer:
     def __init__(self) -> None:
         self._parts: list[str] = []
         self.size = 0  # characters so far
+        self.last = ""  # of these
         self.pages: list[int] = []
         self.sections: list[tuple[int, tuple[str, ...]]] = []
         self._open: list[tuple[int, str]] = []  # levels and headings of the current section
@@ -109,6 +116,7 @@ class Writer:
         self.size += len(text)
         if self.size > MOST_TEXT:
             raise Unreadable(f"it unpacks to more than {MOST_TEXT} characters; divide it")
+        self.last = text[-1:] or self.last
         self._parts.append(text)
 
     def page(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from rag_jax.documents.document import MOST_TEXT, Document, Unreadable, Writer
+from rag_jax.documents.document import BASE, MOST_TEXT, RAISED, Document, Unreadable, Writer
 
 LARGEST_PART = 8 * MOST_TEXT  # bytes of XML
 _ENCRYPTED = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # an OLE file, which old .doc files are, too
@@ -28,6 +28,8 @@ _MARKS = {f"{_W}tab": "\t", f"{_W}ptab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n",
 # What stands before and after a part of an equation, where it has text.
 _IN_EQUATIONS = {f"{_M}den": ("/", ""), f"{_M}sup": ("^", ""), f"{_M}sub": ("_", ""),
                  f"{_M}d": ("(", ")")}
+_RAISED = "\0"  # before and after a raised text; XML has no such character
+_POWERS = re.compile(f"(?<={BASE.pattern}){_RAISED}({RAISED.pattern}){_RAISED}")
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 
 
@@ -130,7 +132,8 @@ def _of_element(element: ElementTree.Element, base: _Style) -> _Style:
 
 def _write(paragraph: ElementTree.Element, styles: Mapping[str, _Style], writer: Writer) -> None:
     style = styles.get(_value(paragraph.find(f"{_W}pPr/{_W}pStyle")), _Style())
-    text = "".join(_texts(paragraph, styles, style.hidden))
+    text = "".join(_texts(paragraph, styles, style.hidden)).replace(2 * _RAISED, "")
+    text = _POWERS.sub(r"^\1", text).replace(_RAISED, "")
     if not text.strip():
         return
     if style.level:
@@ -154,6 +157,8 @@ def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: b
         elif child.tag != f"{_W}p":
             text = "".join(_texts(child, styles, hidden))
             before, after = _IN_EQUATIONS.get(child.tag, ("", ""))
+            if _value(child.find(f"{_W}rPr/{_W}vertAlign")) == "superscript":
+                before = after = _RAISED
             yield text and f"{before}{text}{after}"
 
 

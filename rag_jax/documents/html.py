@@ -6,7 +6,7 @@ import html
 import re
 from typing import Any
 
-from rag_jax.documents.document import Document, Writer
+from rag_jax.documents.document import BASE, RAISED, Document, Writer
 from rag_jax.documents.plain import decoded, decoded_with_damage, encoding_named
 
 HIDDEN = {"script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select",
@@ -28,6 +28,7 @@ _MARKUP = re.compile(r"""<(?:!--.*?(?:-->|\Z)|\?.*?(?:\?>|\Z)|!\[CDATA\[(?P<text
                      |(?P<name>[A-Za-z][^\s/>]*)(?:[^"'>]++|"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z))*+(?:>|\Z))""",
                      re.S | re.X)
 _LEVEL = re.compile("h([1-6])")
+_NOTE = re.compile("[0-9]{1,3}")  # the mark of a footnote
 _UNSEEN = re.compile(r"(?<![\w-])(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.I)
 
 
@@ -83,7 +84,9 @@ def _write(body: Any, writer: Writer, headed: bool = True) -> None:
     while True:
         tag = node.tag
         hidden = not done and _is_hidden(node)
-        if tag == "-text":
+        if tag == "sup" and not hidden:
+            writer.text(_around(node, writer.last)[done])
+        elif tag == "-text":
             writer.text(_SPACE.sub(" ", node.text(deep=False)))
         elif not tag.startswith("-") and tag not in INLINE:
             writer.text("\n" if tag in LINES else "\n\n")
@@ -98,6 +101,18 @@ def _write(body: Any, writer: Writer, headed: bool = True) -> None:
         else:
             done = node.next is None
             node = node.next or node.parent
+
+
+def _around(node: Any, last: str) -> tuple[str, str]:
+    """What is written before and after a raised text, which else were a part of the number or word
+    before it: "^", or brackets where it is the link to a footnote.
+
+    last: the character before it.
+    """
+    text = node.text()
+    if node.css_first("a") is not None and _NOTE.fullmatch(text):
+        return "[", "]"
+    return "^" if BASE.match(last) and RAISED.fullmatch(text) else "", ""
 
 
 def _is_hidden(node: Any) -> bool:
