@@ -13,6 +13,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from rag_jax.documents.document import BASE, MOST_TEXT, RAISED, Document, Unreadable, Writer
+from rag_jax.documents.symbols import symbol
 
 LARGEST_PART = 8 * MOST_TEXT  # bytes of XML
 _ENCRYPTED = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"  # an OLE file, which old .doc files are, too
@@ -30,11 +31,14 @@ _IN_EQUATIONS = {f"{_M}den": ("/", ""), f"{_M}sup": ("^", ""), f"{_M}sub": ("_",
                  f"{_M}d": ("(", ")")}
 _RAISED = "\0"  # before and after a raised text; XML has no such character
 _POWERS = re.compile(f"(?<={BASE.pattern}){_RAISED}({RAISED.pattern}){_RAISED}")
+_NOTES = {f"{_W}{kind}noteReference": kind for kind in ("foot", "end")}
+_NOTE = re.compile("\1([^\1]*)\1")  # stands where a note belongs, and names it
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 
 
 def read_docx(content: bytes) -> Document:
-    """The text of the body: paragraphs, headings (by their styles), cells of tables."""
+    """The text of the body: paragraphs, headings (by their styles), cells of tables, and notes,
+    each after the paragraph that refers to it."""
     if content.startswith(_ENCRYPTED):
         raise Unreadable("it is encrypted, or an old .doc; save it as .docx without a password")
     try:
@@ -43,6 +47,9 @@ def read_docx(content: bytes) -> Document:
             styles = _styles(_part(archive, _related(archive, main, "styles", "word/styles.xml")))
             core = _part(archive, "docProps/core.xml")
             body = _part(archive, main)
+            notes = {kind: _part(archive, _related(archive, main, f"{kind}notes",
+                                                   f"word/{kind}notes.xml"))
+                     for kind in _NOTES.values()}
     except Unreadable:
         raise
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error, EOFError, OSError,
@@ -50,11 +57,25 @@ def read_docx(content: bytes) -> Document:
         raise Unreadable(f"it is damaged, or no DOCX: {error}") from None
     if body is None:
         raise Unreadable(f"it is no DOCX: it has no {main}")
-    writer = Writer()
-    for paragraph in _plain(body).iter(f"{_W}p"):
-        _write(paragraph, styles, writer)
+    named = {kind + _attribute(note, "id"): note for kind, part in notes.items() if part is not None
+             for note in _plain(part).iter(f"{_W}{kind}note")}
+    writer, unknown = Writer(), _replace_symbols(_plain(body), *named.values())
+    for paragraph in body.iter(f"{_W}p"):
+        _write(paragraph, styles, named, writer)
     title = "" if core is None else core.findtext(f".//{_TITLE}") or ""
-    return writer.document(title)
+    left = f"{len(unknown)} symbol{'s are' if len(unknown) > 1 else ' is'} left out"
+    return writer.document(title, (f"{left}; the first is {unknown[0]}",) if unknown else ())
+
+
+def _replace_symbols(*roots: ElementTree.Element) -> list[str]:
+    """Makes texts of the symbols under elements; returns the names of those that are not known."""
+    unknown = []
+    for element in (one for root in roots for one in root.iter(f"{_W}sym")):
+        font, number = _attribute(element, "font"), _attribute(element, "char")
+        element.tag, element.text = f"{_W}t", symbol(font, number)
+        if not element.text:
+            unknown.append(f"{number!r:.20} of the font {font!r:.80}")
+    return unknown
 
 
 def _related(archive: zipfile.ZipFile, part: str, kind: str, usual: str) -> str:
@@ -130,20 +151,26 @@ def _of_element(element: ElementTree.Element, base: _Style) -> _Style:
     return _Style(level, base.hidden if vanish is None else _is_on(vanish))
 
 
-def _write(paragraph: ElementTree.Element, styles: Mapping[str, _Style], writer: Writer) -> None:
+def _write(paragraph: ElementTree.Element, styles: Mapping[str, _Style],
+           notes: dict[str, ElementTree.Element], writer: Writer) -> None:
+    """Writes a paragraph, and after it its notes, which are removed from `notes`."""
     style = styles.get(_value(paragraph.find(f"{_W}pPr/{_W}pStyle")), _Style())
-    text = "".join(_texts(paragraph, styles, style.hidden)).replace(2 * _RAISED, "")
+    text = "".join(_texts(paragraph, styles, style.hidden))
+    named, text = _NOTE.findall(text), _NOTE.sub("", text).replace(2 * _RAISED, "")
     text = _POWERS.sub(r"^\1", text).replace(_RAISED, "")
-    if not text.strip():
-        return
-    if style.level:
-        writer.heading(style.level, text)
-    writer.text(text + "\n\n")
+    if text.strip():
+        if style.level:
+            writer.heading(style.level, text)
+        writer.text(text + "\n\n")
+    for note in (notes.pop(name) for name in named if name in notes):
+        for inside in note.iter(f"{_W}p"):
+            _write(inside, styles, notes, writer)
 
 
 def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: bool
            ) -> Iterator[str]:
-    """The texts that a paragraph shows, without those of paragraphs inside it, as in text boxes.
+    """The texts that a paragraph shows, and the names of its notes; without those of paragraphs
+    inside it, as in text boxes.
 
     hidden: the style of the paragraph hides its text.
     """
@@ -154,6 +181,8 @@ def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: b
             yield child.text or ""
         elif child.tag in _MARKS:
             yield _MARKS[child.tag]
+        elif child.tag in _NOTES:
+            yield f"\1{_NOTES[child.tag]}{_attribute(child, 'id')}\1"
         elif child.tag != f"{_W}p":
             text = "".join(_texts(child, styles, hidden))
             before, after = _IN_EQUATIONS.get(child.tag, ("", ""))

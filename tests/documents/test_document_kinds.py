@@ -470,6 +470,48 @@ def test_the_equations_of_a_docx_are_read(space):
     assert of("a.docx", docx(body)).text == "It is p=(a)/2m^2 bar.\n\n"
 
 
+def test_symbols_of_a_docx_are_characters():
+    """Word inserts them by the numbers of their fonts: "5 m" was 5 micrometers."""
+    def symbols(font, *numbers):
+        return "".join(f'<w:r><w:sym w:font="{font}" w:char="{one}"/></w:r>' for one in numbers)
+
+    shown = (symbols("Symbol", "F06D", "0061", "F0B3", "F0E5", "F0F2", "F07E", "F020", "F0A0")
+             + symbols("Wingdings", "F0FC", "F0E0", "F0A8") + symbols("Arial", "00BD"))
+    found = of("a.docx", docx(f"<w:p>{shown}</w:p>"))
+    assert found.text == "μα≥∑∫∼ €✓→◻½\n\n" and not found.remarks
+    wrong = symbols("Webdings", "F061") + symbols("Symbol", "F0FF", "x") + symbols("Arial", "D800")
+    found = of("a.docx", docx(f"<w:p>{shown}{wrong}</w:p>"))
+    assert found.text == "μα≥∑∫∼ €✓→◻½\n\n"
+    assert found.remarks == ("4 symbols are left out; the first is 'F061' of the font 'Webdings'",)
+
+
+def test_notes_of_a_docx_follow_the_paragraphs_that_refer_to_them():
+    """They were left out, and nobody knew."""
+    def note(kind, number, *texts):
+        inside = "".join(map(paragraph, texts))
+        return f'<w:{kind} w:id="{number}"><w:p><w:r><w:{kind}Ref/></w:r></w:p>{inside}</w:{kind}>'
+
+    def part(kind, *notes):
+        return f'<w:{kind}s xmlns:w="{W}">{"".join(notes)}</w:{kind}s>'
+
+    def reference(kind, number, more=""):
+        return f'<w:r><w:rPr>{more}</w:rPr><w:{kind}Reference w:id="{number}"/></w:r>'
+
+    again = f"</w:p><w:p>{reference('footnote', 2)}</w:p></w:endnote>"
+    body = ("<w:p><w:r><w:t>One</w:t></w:r>" + reference("footnote", 2)
+            + reference("footnote", 3, "<w:vanish/>") + reference("footnote", 9)
+            + "<w:r><w:t>, two.</w:t></w:r>" + reference("endnote", 2) + "</w:p>"
+            + paragraph("Three."))
+    found = of("a.docx", docx(body, **{
+        "word/footnotes.xml": part("footnote", note("footnote", 0, "line"),
+                                   note("footnote", 2, "Foot.", "More."),
+                                   note("footnote", 3, "unseen")),
+        "word/endnotes.xml": part("endnote", note("endnote", 2, "End.").replace(
+            "</w:p></w:endnote>", again))}))
+    assert found.text == "One, two.\n\nFoot.\n\nMore.\n\nEnd.\n\nThree.\n\n"
+    assert not found.remarks
+
+
 BOMB = f'<w:document xmlns:w="{W}"><w:body>' + "<w:p/>" * 30_000 + "</w:body></w:document>"
 LAUGHS = ('<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;">]>' + BOMB)
 
