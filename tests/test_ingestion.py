@@ -133,6 +133,32 @@ def test_a_second_run_reads_what_has_changed_alone(folder, tmp_path, reads):
     assert rag_jax.ingest(folder, tmp_path / "run").read == ("scanned.txt",)
 
 
+def test_files_with_remarks_are_named_by_every_run(folder, tmp_path, capsys):
+    """The second run said nothing of a text that is read by a guess, or in part."""
+    argv, once = [str(folder), "--workdir", str(tmp_path / "run")], "a.csv: 1 row has more fields"
+    written(folder, {"a.csv": "a\n1,2\n"})
+    ingest.main(argv)
+    printed = capsys.readouterr().out
+    assert once in printed and "before" not in printed
+    ingest.main(argv)
+    printed = capsys.readouterr().out
+    assert "1 file that was read before has remarks; rag_jax.ingest(...).remarks" in printed
+    assert "\n  a.csv\n" in printed and once not in printed
+    written(folder, {"b.csv": "a\n1,2\n", "c.csv": "a\n1,2\n"})
+    ingest.main(argv)
+    written(folder, {"c.csv": "a\n1,2,3\n"})
+    capsys.readouterr()
+    ingest.main(argv)
+    printed = capsys.readouterr().out
+    assert "2 files that were read before have" in printed and "\n  a.csv, b.csv\n" in printed
+    assert once.replace("a.csv", "c.csv") in printed
+    (folder / "b.csv").unlink()
+    for name in "a.csv", "c.csv":
+        written(folder, {name: "a\n1\n"})
+    ingest.main(argv)
+    assert " remarks; " not in capsys.readouterr().out
+
+
 def test_passages_of_files_that_cannot_be_opened_for_now_stay(
         folder, tmp_path, monkeypatch, capsys):
     """Without permission, or on a file system that is away, a file is not gone."""

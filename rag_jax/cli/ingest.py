@@ -72,6 +72,12 @@ def _lines(options: argparse.Namespace, done) -> list[str]:
     for name, remarks in sorted(done.remarks.items()):
         if name in done.read:
             lines += [f"  {visible(name)}: {visible(remark)}" for remark in remarks]
+    before = [name for name in sorted(done.remarks) if name not in done.read]
+    if before:
+        what = "file that was read before has" if len(before) == 1 else (
+            "files that were read before have")
+        lines += [f"{len(before)} {what} remarks; rag_jax.ingest(...).remarks in Python has them:",
+                  f"  {visible(first_of(before, SHOWN))}"]
     for what, found in (("not read", done.skipped),
                         ("not read now, so that their passages of before stay", done.stay)):
         for reason, _ in Counter(found.values()).most_common():
