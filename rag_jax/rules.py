@@ -229,7 +229,8 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
         length = getattr(config.data, f"max_{text}_length")
         if length > tower.max_positions:
             yield (f"config.data.max_{text}_length={length}: the model has "
-                   f"{tower.max_positions} positions (max_positions)")
+                   f"{tower.max_positions} positions (max_positions); set {tower.max_positions} "
+                   "or less")
     if model.head != "none" and len(config.eval.labels) < 2:
         yield (f"config.eval.labels: config.model.head={model.head} chooses among them; "
                "name the classes, two or more, as the data's answers do")

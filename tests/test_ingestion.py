@@ -641,6 +641,25 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     assert len(answer.passages) == 1 < SMALL["retrieval.k"]
 
 
+def test_passages_are_no_longer_than_the_positions_of_their_encoder(
+        folder, tmp_path, towers, capsys):
+    """The default length was refused, which nobody had set."""
+    config = {"model.retriever.pretrained": towers["model.retriever.pretrained"]}
+    written(folder, {"long.txt": "Oslo is a town. " * 90})
+    done = rag_jax.ingest(folder, tmp_path / "run", config=config)
+    assert rag_jax.ingest(folder, tmp_path / "run").read == ()
+    rag = rag_jax.load(tmp_path / "run")
+    lengths = rag.index.passages.tokens("document_encoder").lengths
+    assert done.passages == len(lengths) > 8 and 32 < lengths.max() <= 64
+    rag.add([("more", "", "Accra is in Ghana. " * 50)])
+    assert "max_passage_length=64" in capsys.readouterr().out
+    for length in 65, 300:
+        with pytest.raises(ConfigError, match=f"max_passage_length={length}: the model has 64 pos.*"
+                           r"; set 64 or less"):
+            rag_jax.ingest(folder, tmp_path / "new", config={
+                **config, "data.max_passage_length": length})
+
+
 def test_the_commands_show_passages_where_nothing_answers(folder, tmp_path, capsys, monkeypatch):
     (folder / "bad \x1b[31m.pdf").write_bytes(b"x")
     ingest.main([str(folder), f"--workdir={tmp_path / 'run'}"])

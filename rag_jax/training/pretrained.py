@@ -108,6 +108,7 @@ def reranker(source: str) -> hub.Pretrained:
 
 def resolve(config: Config) -> Config:
     """The configuration with the architecture of pretrained towers, and dropout rates, filled in.
+    Passages are no longer than the positions of the encoders, unless config.data sets a length.
 
     Raises:
       ConfigError: a source lacks the tower, the reranker is no cross-encoder, the encoders have
@@ -155,6 +156,9 @@ def resolve(config: Config) -> Config:
         inputs.pop("prompt", None)  # it belongs to the other format
     left_open = {name: value for name, value in inputs.items()
                  if getattr(config.data, name) in ("auto", "")}
+    if encoders and config.data.max_passage_length == DataConfig().max_passage_length:  # not set
+        left_open["max_passage_length"] = min(
+            config.data.max_passage_length, model.retriever.max_positions)
     data = dataclasses.replace(config.data, **left_open)
     config = overrides.usual_rates(dataclasses.replace(config, data=data, model=model))
     return rules.validate(_generating_as(config, sources.get("generator")), resolved=True)
@@ -240,6 +244,9 @@ def notes(asked: Config, resolved: Config) -> list[str]:
     trained together, `length_notes` and `unfinished_notes`."""
     lines = [*length_notes(resolved), *unfinished_notes(resolved)]
     sources = asked.model.sources
+    if (longest := resolved.data.max_passage_length) != asked.data.max_passage_length:
+        lines.append(f"{sources['document_encoder']}: config.data.max_passage_length={longest}, as "
+                     "it has no more positions")
     changed = [f"config.data.{name}={getattr(resolved.data, name)}"
                for name, usual in {**generator_inputs.OUR_INPUTS, "prompt": ""}.items()
                if getattr(asked.data, name) in ("auto", "")
