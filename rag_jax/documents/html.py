@@ -18,6 +18,7 @@ INLINE = {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "dat
 EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param",
          "source", "track", "wbr"}  # have no content, in HTML too
 LINES = {"br", "dd", "dt", "li", "td", "th", "tr"}  # begin a line, but no paragraph
+MOST_RAISED = 8  # nodes in a raised text that is taken for a number
 _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
 _DECLARED = re.compile(rb"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([A-Za-z0-9_:.-]{1,40})["']""")
@@ -109,8 +110,15 @@ def _around(node: Any, last: str) -> tuple[str, str]:
 
     last: the character before it.
     """
-    text = node.text()
-    if node.css_first("a") is not None and _NOTE.fullmatch(text):
+    inside, ahead = [], [node.first_child]
+    while ahead and len(inside) < MOST_RAISED:  # all of it is long where it is never closed
+        if (one := ahead.pop()) is not None:
+            inside.append(one)
+            ahead += [one.next, one.first_child]
+    text = "".join(one.text(deep=False) for one in inside if one.tag == "-text")
+    if any(ahead):
+        return "", ""
+    if any(one.tag == "a" for one in inside) and _NOTE.fullmatch(text):
         return "[", "]"
     return "^" if BASE.match(last) and RAISED.fullmatch(text) else "", ""
 

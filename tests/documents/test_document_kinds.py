@@ -453,6 +453,8 @@ def test_a_link_to_a_footnote_of_a_page_is_no_power():
     found = of("a.html", page)
     assert found.text.split() == "In 1998[3] of H2O xy".split()
     assert found.sections[0][1] == ("In 1998[3]",)
+    for count, shown in ((7, "10^6"), (8, "106")):  # nodes beside the number
+        assert of("a.html", f"<p>10<sup>6{'<b></b>' * count}</sup>").text.strip() == shown
 
 
 @pytest.mark.parametrize("space", [
