@@ -154,17 +154,20 @@ def _of_element(element: ElementTree.Element, base: _Style) -> _Style:
 def _write(paragraph: ElementTree.Element, styles: Mapping[str, _Style],
            notes: dict[str, ElementTree.Element], writer: Writer) -> None:
     """Writes a paragraph, and after it its notes, which are removed from `notes`."""
-    style = styles.get(_value(paragraph.find(f"{_W}pPr/{_W}pStyle")), _Style())
-    text = "".join(_texts(paragraph, styles, style.hidden))
-    named, text = _NOTE.findall(text), _NOTE.sub("", text).replace(2 * _RAISED, "")
-    text = _POWERS.sub(r"^\1", text).replace(_RAISED, "")
-    if text.strip():
-        if style.level:
-            writer.heading(style.level, text)
-        writer.text(text + "\n\n")
-    for note in (notes.pop(name) for name in named if name in notes):
-        for inside in note.iter(f"{_W}p"):
-            _write(inside, styles, notes, writer)
+    ahead = [paragraph]  # a note may have notes, thousands of them one in another
+    while ahead:
+        paragraph = ahead.pop()
+        style = styles.get(_value(paragraph.find(f"{_W}pPr/{_W}pStyle")), _Style())
+        text = "".join(_texts(paragraph, styles, style.hidden))
+        named, text = _NOTE.findall(text), _NOTE.sub("", text).replace(2 * _RAISED, "")
+        text = _POWERS.sub(r"^\1", text).replace(_RAISED, "")
+        if text.strip():
+            if style.level:
+                writer.heading(style.level, text)
+            writer.text(text + "\n\n")
+        inside = [one for name in named if name in notes
+                  for one in notes.pop(name).iter(f"{_W}p")]
+        ahead += reversed(inside)
 
 
 def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: bool

@@ -512,6 +512,12 @@ def test_notes_of_a_docx_follow_the_paragraphs_that_refer_to_them():
             "</w:p></w:endnote>", again))}))
     assert found.text == "One, two.\n\nFoot.\n\nMore.\n\nEnd.\n\nThree.\n\n"
     assert not found.remarks
+    chain = part("footnote", *(note("footnote", n, f"n{n}").replace(  # a hostile one
+        "</w:footnote>", f"<w:p>{reference('footnote', n + 1)}</w:p></w:footnote>")
+        for n in range(3000)))
+    found = of("a.docx", docx(f"<w:p>{reference('footnote', 0)}</w:p>",
+                              **{"word/footnotes.xml": chain}))
+    assert found.text.split() == [f"n{n}" for n in range(3000)]
 
 
 BOMB = f'<w:document xmlns:w="{W}"><w:body>' + "<w:p/>" * 30_000 + "</w:body></w:document>"
