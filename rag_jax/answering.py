@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,6 @@ from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
 from rag_jax.models.likelihood import log_likelihood
-from rag_jax.overrides import accepts
 from rag_jax.retrieval.hybrid import hybrid_queries
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.searching import jit_embed, search
@@ -122,8 +122,13 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("batch_size", "length_step"):
             value = getattr(self, name)
-            if not (accepts(int, value) and value >= 1):
+            try:  # an integer of numpy becomes one of Python
+                whole = 0 if isinstance(value, bool) else operator.index(value)
+            except TypeError:
+                whole = 0
+            if whole < 1:
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
+            object.__setattr__(self, name, whole)
 
 
 def check_processes(exact_nodes: int, prefix_mib: int) -> None:

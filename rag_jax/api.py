@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rag_jax import config_files, conversion, hosts, locks, overrides, process, rules
+from rag_jax import config_files, conversion, files, hosts, locks, overrides, process, rules
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.corpora import Passages
 from rag_jax.data.question_sources import load_examples
@@ -143,7 +143,7 @@ def _open_towers(run: str | None, step: int | None, index: Path | None,
     config = _config_of_towers(run, config)
     if step is not None:
         raise ConfigError(f"step={step}: for workdirs; without one the towers are as they are")
-    if index is None or not pathlib.Path(str(index)).is_dir():
+    if index is None or not (files.can_exist(str(index)) and pathlib.Path(str(index)).is_dir()):
         raise ConfigError(f"index={index}: without a workdir, name the folder of an index that was "
                           "built for these towers (rag_jax.build_index)")
     defaults = pretrained.generation_defaults(config, config.model.sources["generator"])

@@ -7,6 +7,7 @@ A config file is python with `get_config() -> Config`, or one that takes what fo
 
 import contextlib
 import dataclasses
+import difflib
 import inspect
 import json
 import os
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rag_jax.config import Config, ConfigError
-from rag_jax.errors import UserError, near_matches
+from rag_jax.errors import UserError
 from rag_jax.overrides import REMOVED, replace
 from rag_jax.rules import validate
 
@@ -93,8 +94,12 @@ def _divided(path: str) -> tuple[pathlib.Path, str]:
             file = CONFIGS / file.name
         if file.is_file():
             return file, ":".join(parts[end:])
+    # All have the folder and the ending alike: what is between them is compared.
+    names = {pathlib.PurePath(name).stem: name for name in shipped()}
+    near = [names[stem] for stem in difflib.get_close_matches(pathlib.Path(parts[0]).stem, names)]
     raise ConfigError(f"--config={path}: no such file here, and none of the shipped ones; "
-                      f"{near_matches(parts[0], shipped())}")
+                      + (f"did you mean {' or '.join(near)}?" if near else
+                         f"known: {', '.join(names.values())}"))
 
 
 @contextlib.contextmanager

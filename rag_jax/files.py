@@ -47,6 +47,17 @@ class FolderError(UserError, OSError):
     """A folder is in the way, or is not one of this package."""
 
 
+def can_exist(path: str | os.PathLike[str]) -> bool:
+    """Whether a file or folder can have this name: it is not too long, and has no NUL in it."""
+    try:
+        os.stat(path)
+    except ValueError:
+        return False
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    return True
+
+
 @contextlib.contextmanager
 def naming(path: pathlib.Path) -> Iterator[None]:
     """Adds the path to errors that name no file: of a full disk, a quota or a limit of sizes, and
@@ -306,7 +317,7 @@ def _holds_former(folder: pathlib.Path, path: pathlib.Path) -> bool:
 def stamp(path: pathlib.Path) -> str:
     """A digest of the size and time of a file, or of these and the names of all files of a folder,
     which tells whether they have changed; "" where the path does not exist."""
-    if not path.exists():
+    if not can_exist(path) or not path.exists():
         return ""
     digest = hashlib.sha256()
     for file in sorted(each for each in (path, *path.rglob("*")) if each.is_file()):

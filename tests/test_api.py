@@ -20,6 +20,7 @@ from rag_jax.cli import evaluate, generate
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.question_files import Example
 from rag_jax.errors import DataError, UserError
+from rag_jax.hub.load import HubError
 from rag_jax.retrieval.hybrid import WORDS
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, RetrievalError
@@ -27,6 +28,8 @@ from rag_jax.training import pretrained, run_index, workdir
 from rag_jax.training.job import Job
 from rag_jax.training.run_index import check_tokens
 
+UNUSABLE = ("x" * 300, "x/" * 3000, "x\0y")  # names that no folder can have
+TOWERS = {"model.generator.pretrained": "a/b", "model.retriever.pretrained": "a/b"}
 QUESTIONS = ["Who is the President of Peru?", "What is the capital of Japan?"]
 IMPORTS = """
 import sys, rag_jax
@@ -346,6 +349,22 @@ def test_answers_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
     assert rag.config.eval.num_beams is None, "what one question asks for holds for it alone"
 
 
+@pytest.mark.parametrize("splits, split, told", [
+    (("train", "dev"), (), "^--choose-k, --choose-weight: choose on dev, .* other questions, and "
+     ".* has no test questions; name a file by --questions"),
+    (("dev", "test"), ("--split=dev",), "^--choose-k.*; leave --split=dev out"),
+    (("train",), (), "^the workdir has no questions of test or dev, but train; .* --questions"),
+    (("dev",), ("--split=test",), "^--split=test: the workdir has dev; name a file by --questions"),
+])
+def test_questions_that_are_not_there_are_to_be_named(
+        uninterrupted, monkeypatch, splits, split, told):
+    """An option was refused that nobody had given, and --questions was not spoken of."""
+    monkeypatch.setattr(api, "load", lambda *given, **how: types.SimpleNamespace(
+        job=types.SimpleNamespace(prepared=types.SimpleNamespace(splits=dict.fromkeys(splits)))))
+    with pytest.raises(ConfigError, match=told):
+        evaluate.main([f"--workdir={uninterrupted}", "--choose-k=1,2", *split])
+
+
 def test_scores_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
     """max_examples was ignored, and of an answer that is too long nobody was told."""
     evaluate.main([f"--workdir={uninterrupted}", "--split=dev", f"--out={tmp_path}"])
@@ -430,6 +449,12 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.ask("Who?", sample=True, seed=-1), ConfigError, "config.seed=-1"),
     (lambda rag: rag.ask(5), DataError, "questions: 5 is no text"),
     (lambda rag: rag.ask(b"abc"), DataError, "questions: b'abc' is no text"),
+    (lambda rag: rag.ask(np.array("Who?")), DataError, "questions: array.'Who.*is no text"),
+    (lambda rag: rag.log_likelihood("Who?", np.array("I")), DataError, "answers: array.*no text"),
+    (lambda rag: rag.embed_passages(np.array("Lima")), DataError, "passages: array.*is none"),
+    (lambda rag: rag.ask([], num_beems=4), ConfigError, "did you mean num_beams"),
+    (lambda rag: rag.ask([], k=10**6), ConfigError, "config.eval.k=1000000: the index has"),
+    (lambda rag: rag.ask([], seed=-1), ConfigError, "config.seed=-1"),
     (lambda rag: rag.retrieve(None), DataError, "questions: None is no text"),
     (lambda rag: rag.delete([5]), DataError, "id 1 is 5"),
     (lambda rag: rag.evaluate(5), DataError, "questions: 5; give a split"),
@@ -456,6 +481,18 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.retrieve("Who?", k="many"), ConfigError, "config.eval.k='many'"),
     (lambda rag: rag_jax.load(rag.job.workdir, config={1: 2}), ConfigError, "config.1: no such"),
     (lambda rag: rag_jax.load(5), ConfigError, "source=5: expected the name of a folder"),
+    *((lambda rag, name=name: rag_jax.load(name), ConfigError, "^source='.*: no folder can have")
+      for name in UNUSABLE),
+    *((lambda rag, name=name: rag_jax.train(Config(), name), ConfigError, "^workdir='.*: no folder")
+      for name in UNUSABLE),
+    *((lambda rag, name=name: rag_jax.load(rag.job.workdir, index=name), ConfigError,
+       "^index '.*: no such folder, and .* has 2016") for name in UNUSABLE),
+    *((lambda rag, name=name: rag.swap(name), ConfigError, "^index '.*: no such folder, and")
+      for name in UNUSABLE),
+    *((lambda rag, name=name: rag_jax.load(index=name, config=TOWERS), ConfigError,
+       "^index=.*: without a workdir, name the folder") for name in UNUSABLE),
+    *((lambda rag, name=name: rag_jax.load(index=".", config=dict.fromkeys(TOWERS, name)), HubError,
+       "no workdir and no checkpoint '.*: there is no such folder") for name in UNUSABLE),
     (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
     (lambda rag: rag_jax.train(5, "x"), ConfigError, "5 is neither a Config"),
 ])
@@ -472,6 +509,7 @@ def test_what_a_notebook_gives_is_taken(rag):
     assert found.correct == [None] and "nll" not in found.metrics
     assert rag.ask(QUESTIONS[0], num_beams=np.int64(1)) == rag.ask(QUESTIONS[0], num_beams=1)
     assert len(rag.retrieve(QUESTIONS[0], k=np.int64(1))[0]) == 1 and {rag: 1}[rag] == 1
+    assert len(rag.embed_queries(QUESTIONS, batch_size=np.int64(2), length_step=np.int8(4))) == 2
     with jax.numpy_dtype_promotion("strict"):
         rag.ask(QUESTIONS[0], num_beams=2)
         rag.log_likelihood(QUESTIONS[0], "Lima")

@@ -525,8 +525,12 @@ def test_a_file_that_is_no_config_is_refused(tmp_path, name, body, argument, tol
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(ConfigError, match="--config=configs/nowhere.py: no such file"):
-        config_files.load_file("configs/nowhere.py")
+    """For nope.py, paper.py was suggested: "configs/" and ".py" counted as alike."""
+    for name in ("configs/nowhere.py", "configs/nope.py"):
+        with pytest.raises(ConfigError, match=f"--config={name}: no such file .*; known: configs/"):
+            config_files.load_file(name)
+    with pytest.raises(ConfigError, match="; did you mean configs/own_data.py[?]$"):
+        config_files.load_file("own-data.py:argument")
 
 
 def test_a_shipped_file_is_found_from_any_folder_unless_there_is_one_of_its_name(

@@ -78,7 +78,7 @@ def test_a_folder_is_found_by_its_words_and_cited(folder, tmp_path):
             answers()
     with pytest.raises(ConfigError, match="no query encoder: it has no encoder at all"):
         rag.embed_queries("What is it?")
-    with pytest.raises(ConfigError, match="--split=dev: the workdir has no questions; name a file"):
+    with pytest.raises(ConfigError, match="^the workdir has no questions; name a file by --q"):
         evaluate.main([f"--workdir={tmp_path / 'run'}"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rag_jax.data import wikipedia
-from rag_jax.data.records import json_lines, unquoted
+from rag_jax.data.records import can_iterate, json_lines, unquoted
 from rag_jax.errors import DataError
 from rag_jax.lines import is_utf8, numbered_lines
 from rag_jax.retrieval.protocol import Passage, RetrievalError
@@ -69,7 +69,7 @@ def checked_passages(given: Passages | str | Iterable[str], untitled: bool = Fal
     Raises:
         DataError: one of them is no passage; the message has its number.
     """
-    if isinstance(given, bytes) or not isinstance(given, Iterable):
+    if isinstance(given, bytes) or not can_iterate(given):
         raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
     alone = isinstance(given, str | Mapping) or _named(given)
     for number, passage in enumerate([given] if alone else given):

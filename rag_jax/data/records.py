@@ -12,6 +12,15 @@ from rag_jax.lines import numbered_lines
 _QUOTED_FIELD = re.compile(r'"((?:[^"]|"")*)"')
 
 
+def can_iterate(given: Any) -> bool:
+    """Whether it can be iterated over: an array of no dimension is an Iterable, and cannot be."""
+    try:
+        iter(given)
+    except TypeError:
+        return False
+    return True
+
+
 class Record:
     """One JSON object and the place that it came from.
 

@@ -76,7 +76,7 @@ def locate(source: str | os.PathLike) -> pathlib.Path:
     Raises:
       HubError: it is neither, or cannot be downloaded.
     """
-    if str(source) and pathlib.Path(source).is_dir():
+    if str(source) and files.can_exist(source) and pathlib.Path(source).is_dir():
         return pathlib.Path(source)
     import huggingface_hub
     from huggingface_hub import errors
@@ -103,7 +103,8 @@ def locate(source: str | os.PathLike) -> pathlib.Path:
     except (OSError, errors.HfHubHTTPError) as error:
         reason = f"there is no such folder, and the download failed: {error}"
     path = pathlib.Path(source).absolute()
-    near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*/")])
+    beside = path.parent.glob("*/") if files.can_exist(path.parent) else ()
+    near = difflib.get_close_matches(path.name, [p.name for p in beside])
     meant = f"; did you mean {' or '.join(str(path.with_name(name)) for name in near)}?"
     raise HubError(f"no workdir and no checkpoint {str(source)!r}: {reason}{meant * bool(near)}"
                    ) from None

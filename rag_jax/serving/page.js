@@ -1,7 +1,8 @@
 // Asks the server that the page comes from. What the server sends becomes text, never HTML.
 
 const $ = id => document.getElementById(id);
-const percent = new Intl.NumberFormat("en", {style: "percent", maximumSignificantDigits: 3});
+const digits = new Intl.NumberFormat("en", {style: "percent", maximumSignificantDigits: 3});
+const percent = p => p > 0 && p < 1e-5 ? "<0.001%" : digits.format(p);
 const sentences = new Intl.Segmenter("en", {granularity: "sentence"});
 const KEPT = 100;  // answers in the history
 const NO_PASSAGE = "(no passage)";  // the null document
@@ -166,7 +167,7 @@ function again(result) {
 function facts(result, choice, traced) {
   const told = [];
   if (choice.log_prob !== undefined) {
-    told.push(`p(y|x) = ${percent.format(Math.exp(choice.log_prob))}`);
+    told.push(`p(y|x): ${percent(Math.exp(choice.log_prob))}`);
   }
   if (choice.certified) told.push("certified: no other answer that the settings allow is more probable");
   if (choice.reason === "length") told.push("cut at the length limit");
@@ -191,7 +192,7 @@ function alternative(choice, place) {
     $("alternatives").children[place].firstChild.focus();
   };
   return make("li", {}, pressable(place === shown.place, press, choice.text || "(empty answer)",
-                                  percent.format(Math.exp(choice.log_prob))));
+                                  percent(Math.exp(choice.log_prob))));
 }
 
 function ranked(choice, traced) {
@@ -222,7 +223,7 @@ function card(choice, row, number, traced) {
               ...shares.map(([label, value, title]) => make(
                 "div", {className: "share", title}, make("span", {}, label),
                 make("meter", {value, ariaLabel: `${label}: ${title}`}),
-                make("output", {}, percent.format(value)))),
+                make("output", {}, percent(value)))),
               make("p", {dir: "auto"}, ...marked(passage.text, choice.text ?? "")));
 }
 

@@ -104,8 +104,6 @@ class Rag:
                  ) -> Iterator[Answer]:
         """Like `ask`, but yields each answer as soon as it and those before it are ready."""
         questions = checked_texts(questions)
-        if not questions:
-            return
         self._check_answers()
         shape = {"batch_size": 1} if len(questions) == 1 else {}
         if len(questions) <= self._as_asked(how).eval.batch_size:
@@ -113,6 +111,8 @@ class Rag:
         if seed is not None:
             shape["seed"] = changed(self.config, {"seed": seed}).seed
         answerer = self.answerer(how, **shape)
+        if not questions:
+            return
         tokens = self._tokenize(questions)
         yield from answerer.decode_each(
             self.params, tokens, answerer.retrieve(self.params, tokens))

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from rag_jax import hosts
+from rag_jax import files, hosts
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepared import Prepared, has_tokens_of
@@ -39,7 +39,8 @@ def open_index(job: Job, run: str, named: str | None, answers: bool = True) -> I
     if named is None:
         folder = folders / job.trains_with
     else:
-        candidates = [f for f in (folders / named, pathlib.Path(named)) if named and f.is_dir()]
+        candidates = [f for f in (folders / named, pathlib.Path(named))
+                      if named and files.can_exist(f) and f.is_dir()]
         if not candidates:
             raise ConfigError(f"index {named!r}: no such folder, and {folders} has "
                               f"{', '.join(names) or 'none'}")

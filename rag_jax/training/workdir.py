@@ -55,6 +55,9 @@ def named(argument: str, given: str | os.PathLike[str]) -> pathlib.Path:
     """The folder that an argument names; ConfigError where it names none."""
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise ConfigError(f"{argument}={given!r:.60}: expected the name of a folder")
+    if not files.can_exist(given):
+        raise ConfigError(f"{argument}={given!r:.60}: no folder can have this name, which is too "
+                          "long, or has NUL in it; name another")
     return pathlib.Path(given)
 
 
@@ -230,7 +233,7 @@ def exists(path: str | pathlib.Path) -> bool:
     """Whether a folder is a workdir: its config.json is one of this package."""
     try:
         content = (pathlib.Path(path) / "config.json").read_bytes()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: NUL in the path
         return False
     # It is not parsed: a workdir with a damaged one is a workdir, and `read` names the damage.
     return b'"retriever_warmup"' in content or b'"generator_warmup"' in content

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import socket
+import subprocess
 import threading
 
 import pytest
@@ -120,6 +121,22 @@ def test_nothing_that_is_sent_becomes_html():
     assert not re.search(r"<script>|\son\w+=|style=|javascript:", html)
     named = set(re.findall(r'\$\("(\w+)"\)', script))
     assert len(named) > 15 and named <= set(re.findall(r'\bid="(\w+)"', html))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_small_probabilities_are_short():
+    """1e-38 was shown with all its zeros."""
+    script = files()["page.js"].text
+    begin = script[script.index("const digits ="):script.index("const sentences =")]
+    shown = subprocess.run(["node", "-e", begin + (
+        "console.log([0, 1e-38, 9e-6, 1e-5, 0.12345, 1].map(percent).join(' '))")],
+        capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["0%", "<0.001%", "<0.001%", "0.001%", "12.3%", "100%"]
+    assert "digits.format" not in script.replace(begin, ""), "it is shown so everywhere"
+
+
+def test_answers_are_not_said_to_be_ordered_by_what_a_penalty_may_outweigh():
+    assert "<h3>Answers, best first</h3>" in files()["page.html"].text
 
 
 @contextlib.contextmanager
