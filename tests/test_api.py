@@ -350,11 +350,11 @@ def test_answers_are_those_of_the_command_line(rag, uninterrupted, tmp_path):
 
 
 @pytest.mark.parametrize("splits, split, told", [
-    (("train", "dev"), (), "^--choose-k, --choose-weight: choose on dev, .* other questions, and "
-     ".* has no test questions; name a file by --questions"),
-    (("dev", "test"), ("--split=dev",), "^--choose-k.*; leave --split=dev out"),
-    (("train",), (), "^the workdir has no questions of test or dev, but train; .* --questions"),
-    (("dev",), ("--split=test",), "^--split=test: the workdir has dev; name a file by --questions"),
+    (("train", "dev"), (), "^the workdir has train, dev; name a file by --questions, as what is "
+     "chosen on dev is for other questions$"),
+    (("dev", "test"), ("--split=dev",), "^--split=dev: the workdir has dev, test; .*, as what is"),
+    ((), (), "^the workdir has no questions"),
+    (("dev",), ("--split=test",), "^--split=test: the workdir has dev; name a file by --q"),
 ])
 def test_questions_that_are_not_there_are_to_be_named(
         uninterrupted, monkeypatch, splits, split, told):

@@ -12,7 +12,6 @@ the run's, -FIELD_VALUE-DIGEST).
 
 import argparse
 import pathlib
-from collections.abc import Collection
 
 from rag_jax import files, flags
 from rag_jax.config import Config, ConfigError
@@ -73,7 +72,9 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     elif split in splits and not (chooses and split == "dev"):
         examples = splits[split]
     else:
-        raise ConfigError(_not_there(options.split, splits, chooses))
+        raise ConfigError(f"--split={split}: " * bool(options.split) + "the workdir has "
+                          + (", ".join(splits) or "no questions") + "; name a file by --questions"
+                          + ", as what is chosen on dev is for other questions" * chooses)
     chosen = rag.choose_weight(options.choose_weight) if options.choose_weight else {}
     chosen |= rag.choose_k(options.choose_k) if options.choose_k else {}
     # Only where this command sets it: the workdir's value limits the evaluations of its training.
@@ -91,23 +92,6 @@ def _evaluate(options: argparse.Namespace, config: Config) -> None:
     evaluation.write_evaluation(folder, result, bool(options.out))
     print(f"\n{folder}: metrics.json, predictions.jsonl",
           *evaluation.remarks(result, rag.config.data), sep="\n")
-
-
-def _not_there(split: str | None, splits: Collection[str], chooses: bool) -> str:
-    """What to do where the workdir has no questions to evaluate on.
-
-    split: that of the command, if it names one.
-    chooses: whether the command chooses a setting on dev.
-    """
-    file = "name a file by --questions"
-    if chooses and "dev" in splits and split in (None, "dev"):
-        return ("--choose-k, --choose-weight: choose on dev, and evaluate on other questions, and "
-                + (f"the workdir has test; leave --split={split} out" if "test" in splits else
-                   f"the workdir has no test questions; {file}"))
-    if split is None:
-        others = f" of test or dev, but {', '.join(splits)}" if splits else ""
-        return f"the workdir has no questions{others}; {file}"
-    return f"--split={split}: the workdir has {', '.join(splits) or 'no questions'}; {file}"
 
 
 def _show(title: str, metrics: dict[str, float]) -> None:

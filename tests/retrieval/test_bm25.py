@@ -180,7 +180,7 @@ def test_words_of_one_character_count(tmp_path, language, texts, question, found
 
 
 def test_an_index_from_before_that_counts_questions_as_it_counted_passages(tmp_path):
-    texts = "東京は日本の首都です。", "Lima", "éclair", "Wärme\u00adpumpe", "ﬁre", "C"
+    texts = "東京は日本の首都です。", "Lima", "éclair", "Wärme\u00adpumpe", "ﬁre", "C", "İstanbul"
     store = write(tmp_path / "s", [Passage(text, "", text) for text in texts])
     earlier = tmp_path / "index"
     version = current(build_bm25(store, earlier, settings=Bm25Settings(
@@ -200,6 +200,7 @@ def test_an_index_from_before_that_counts_questions_as_it_counted_passages(tmp_p
     assert index.search(["ﬁre"], 1).scores[0, 0] > 0
     assert not index.search(["fire"], 1).scores.any()
     assert not index.search(["C"], 1).scores.any()
+    assert index.search(["İstanbul"], 1).scores[0, 0] > 0
 
 
 def test_every_process_finds_and_scores_the_same(index, tmp_path):
