@@ -39,14 +39,13 @@ from rag_jax.models import rag
 from rag_jax.retrieval.json_files import read_object
 from rag_jax.retrieval.verification import write_digests
 from rag_jax.training import pretrained, workdir
-from rag_jax.training.checkpoint import Checkpointer
+from rag_jax.training.checkpoint import NO_OPTIMISER, Checkpointer
 from rag_jax.training.job import end_tokens, fusion_of
 
 TOKENIZERS = {"query_encoder": "retriever_tokenizer", "document_encoder": "retriever_tokenizer",
               pretrained.PLAIN: "retriever_tokenizer", "generator": "generator_tokenizer"}
 RAG_FAMILY = {"token": "RagTokenForGeneration", "sequence": "RagSequenceForGeneration"}
 KINDS = {family: kind for kind, family in RAG_FAMILY.items()}
-NO_OPTIMISER = {"count": np.zeros((), np.int32)}  # Orbax stores no empty tree
 
 
 def convert(source: str, target: str, run: str | None = None, family: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 
@@ -87,7 +88,8 @@ class Worker:
             words = rag.config.data.chunk_words or CHUNK_WORDS
             name = f"{what.index}-{quick_digest(file.path)[:16]}"
             return dataclasses.replace(rag, index=index_of_file(
-                rag.job, cell.run, warm.params, name, file.path, words))
+                rag.job, cell.run, functools.partial(warm.towers.params, pretrained.ENCODERS),
+                name, file.path, words))
         indexes = indexes_of(rag.job, cell.run, warm.indexes)
         own = what is None or not what.index or what.index in cell.indexes
         return dataclasses.replace(

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from rag_jax import files, hosts, locks, process
 from rag_jax.errors import UserError, first_of
@@ -36,6 +37,7 @@ PyTree = Any
 
 # Names of the metric that chooses the best checkpoint; older steps have EM and no score.
 BEST_METRIC = ("score", "em")
+NO_OPTIMISER = {"count": np.zeros((), np.int32)}  # of what does not train; none is stored empty
 _ITEMS = ("params", "opt_state", "meta")
 _PARAMS_ITEMS = ("params", "meta")  # all that answering reads
 _UNFINISHED = "*.orbax-checkpoint-tmp*"  # Orbax's names of unfinished saves
@@ -74,6 +76,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         steps only.
       measured: the settings by which the scores of steps to save are measured; each step stores
         them, and scores of different settings are not compared. None = not known.
+      apart: top-level names of the parameters that a step may lack, as they may be saved apart: it
+        is then restored without them.
       read_only: for readers of a directory in which a training run may be writing: creates
         nothing, and leaves unfinished saves alone, which a writer removes when it starts.
 
@@ -83,13 +87,13 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def __init__(self, directory: str | os.PathLike, *, keep: int = 2,
                  best_metric: Sequence[str] = (), measured: Mapping[str, str] | None = None,
-                 read_only: bool = False):
+                 apart: Sequence[str] = (), read_only: bool = False):
         import orbax.checkpoint as ocp
 
         if keep < 1:
             raise ValueError(f"keep={keep} would leave no checkpoint; use keep=1 or more.")
         self.directory = pathlib.Path(directory).absolute()  # Orbax refuses relative paths
-        self._keep, self._read_only = keep, read_only
+        self._keep, self._apart, self._read_only = keep, apart, read_only
         self._ranking, self._measured = Ranking(best_metric), measured
         self._ocp, self._args = ocp, ocp.args
         self._reader = ocp.Checkpointer(self._handler())
@@ -309,10 +313,11 @@ class Checkpointer(contextlib.AbstractContextManager):
         """
         trees = {"params": abstract_params}
         restored, meta = self._restore(step, trees, compare_dtypes=False)
-        params = jax.tree.map(
-            lambda leaf, wanted: leaf.astype(wanted.dtype), restored["params"], abstract_params
-        )
-        return params, meta
+        params = restored["params"]
+        if self._apart:
+            abstract_params = {name: abstract_params[name] for name in params}
+        return jax.tree.map(
+            lambda leaf, wanted: leaf.astype(wanted.dtype), params, abstract_params), meta
 
     def restore_latest(self, abstract_params: PyTree, *abstract_opt_states: PyTree
                       ) -> tuple[int, PyTree, PyTree, dict[str, Any]] | None:
@@ -406,6 +411,10 @@ class Checkpointer(contextlib.AbstractContextManager):
                 f"There is no checkpoint of step {step} in {self.directory}; {self._advice(step)}."
             )
         content = self._read_content(step, (*trees, "meta"))
+        lacking = tree_record.lacking(content["params"], self._apart)
+        if lacking and "params" in trees:
+            trees = {**trees, "params": {name: tree for name, tree in trees["params"].items()
+                                         if name not in lacking}}
         differences = [
             line
             for item, tree in trees.items()

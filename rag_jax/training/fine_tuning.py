@@ -5,7 +5,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax import overrides
+from rag_jax import hosts, overrides
 from rag_jax.config import ConfigError, EvalConfig, TrainConfig
 from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
@@ -13,7 +13,7 @@ from rag_jax.models import rag
 from rag_jax.models.stack import unstack_layers
 from rag_jax.scoring import headline
 from rag_jax.searching import jit_embed, search
-from rag_jax.training import on_device, step
+from rag_jax.training import document_encoder, on_device, step, workdir
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job, groups_of
@@ -22,6 +22,7 @@ from rag_jax.training.pretrained import ENCODERS
 from rag_jax.training.reranker import reranked
 from rag_jax.training.sources import RagSource, finder
 from rag_jax.training.stages import build_stage
+from rag_jax.training.warm_up import WarmTowers
 
 # Fields of config.eval that do not change the score of a checkpoint; the metric's name is compared.
 SAME_SCORE = ("batch_size", "memory_mib", "prefix_mib", "metrics", "kilt_pages")
@@ -30,18 +31,23 @@ OPEN = {"num_beams": 1, "min_length": 0, "length_penalty": 0.0, "no_repeat_ngram
         "forced_bos": False, "forced_eos": False}
 
 
-def fine_tune(job: Job, run: str, warm: Any, index: Index,
+def fine_tune(job: Job, run: str, warm: WarmTowers, index: Index,
               profile: tuple[int, int] | None = None) -> None:
     """Fine-tunes one run; its checkpoints are in its folder, the best by dev score among them.
 
     Args:
       job: with the configuration of the run.
       run: the name and the folder of the run.
-      warm: parameters to start from; towers that are missing are initialised.
+      warm: the towers to start from, which the run takes over; others are initialised.
       index: where passages are retrieved from.
       profile: (steps of this command before a trace begins, steps in it), for RUN/profile.
     """
-    config, towers = job.config, job.model.towers
+    config, folder = job.config, job.workdir / run
+    begun = hosts.exchange(workdir.has_checkpoint(folder))[0]
+    if document_encoder.is_apart(job) and not (begun and document_encoder.is_saved(folder)):
+        document_encoder.save(folder, warm.params((document_encoder.TOWER,)))
+    if begun:
+        warm.forget()
     source, complete, refresher = _rag_source(job, index)
     answerer = make_answerer(job, index if config.retrieval.k else None)
     dev = job.tokens("dev")
@@ -54,8 +60,11 @@ def fine_tune(job: Job, run: str, warm: Any, index: Index,
         return evaluate(answerer, unstack_layers(params), dev, how=config.eval).metrics
 
     def first() -> Any:
-        fresh = tuple(tower for tower in towers if tower not in warm)
-        params = {**warm, **step.fresh_params(job.model, fresh, config.seed, job.mesh)}
+        towers = _towers(job)
+        fresh = tuple(tower for tower in towers if tower not in rag.TOWERS)
+        params = {**warm.params([tower for tower in towers if tower in rag.TOWERS]),
+                  **step.fresh_params(job.model, fresh, config.seed, job.mesh)}
+        warm.forget()
         return {tower: params[tower] for tower in towers}
 
     meta = {"encoder_fingerprint": index.manifest["encoder_fingerprint"]}
@@ -82,14 +91,13 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
               **settings: Any) -> Stage:
     """The stage that `fine_tune` runs; without a source, its step can only be compiled."""
     train = job.config.train
-    known = {"query_encoder": train.query_encoder_rate, "document_encoder": None,
+    known = {"query_encoder": train.query_encoder_rate,
+             "document_encoder": train.document_encoder_rate,
              "generator": train.generator_rate, rag.NULL: 1.0, rag.CLASSIFIER: 1.0,
              rag.FUSION: train.bm25_weight_rate}
     if job.model.fusion is not None and job.model.fusion.kind != "convex":
         known["query_encoder"] = None  # ranks have no gradient
-    if train.document_encoder == "refresh":
-        known["document_encoder"] = train.document_encoder_rate
-    rates = {tower: known[tower] for tower in job.model.towers}
+    rates = {tower: known[tower] for tower in _towers(job)}
     if not any(rate is not None for rate in rates.values()):
         raise ConfigError(f"config.train: nothing is left to train in run {run!r}, as none of "
                           f"{', '.join(rates)} has a rate")
@@ -98,8 +106,16 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
         step.rag_loss(job.model, train.label_smoothing, train.retriever_objective,
                       train.full_information > 0, train.in_batch_negatives),
         train.optimizer, source=source, complete=complete, guard=_collapse_guard(train, rates),
+        apart=step.abstract_params(
+            job.model, [t for t in job.model.towers if t not in rates], job.mesh),
         steps=train.steps, log_every=train.log_every, save_every=train.save_every,
         eval_every=train.eval_every, keep=train.keep, **settings)
+
+
+def _towers(job: Job) -> list[str]:
+    """The towers that the steps of a run read, in the order of the model's."""
+    return [tower for tower in job.model.towers
+            if tower != document_encoder.TOWER or not document_encoder.is_apart(job)]
 
 
 def _collapse_guard(train: TrainConfig, rates: Mapping[str, float | None]) -> CollapseGuard | None:

@@ -320,7 +320,8 @@ def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.
     return dataclasses.replace(job, prepared=dataclasses.replace(prepared, stores=stores))
 
 
-def index_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words: int) -> Index:
+def index_of_file(job: Job, run: str, warm: Callable[[], Params], name: str, passages: str,
+                  words: int) -> Index:
     """A further index of a run, of the passages of a file.
 
     Their store, WORKDIR/data/memories/NAME, and their index among the run's indexes are made where
@@ -328,11 +329,11 @@ def index_of_file(job: Job, run: str, warm: Any, name: str, passages: str, words
 
     Args:
       job, run: of the run that will be asked with it.
-      warm: parameters as they were when the run began.
+      warm: reads the encoders as they were when the run began.
       name: of these passages alone: a store or index of that name is taken for theirs.
       passages, words: as in `job_of_file`.
     """
     job = job_of_file(job, name, passages, words, job.workdir / "data" / "memories" / name)
     if job.model.lexical or job.config.train.document_encoder != "frozen":
         return indexes_of(job, run, {})[name]
-    return with_words(job, index_stores(job, warm, job.workdir / "indexes")[name])
+    return with_words(job, index_stores(job, warm(), job.workdir / "indexes")[name])

@@ -77,6 +77,8 @@ class Stage:
       directory: of its checkpoints and metrics.
       steps, log_every, save_every, eval_every, keep: counts of steps; eval_every 0 = never.
       make_state, abstract_state: the first state, and its shapes and shardings.
+      apart: abstract parameters that the state does not have, but the checkpoints of earlier
+        versions.
       train_step: (state, batch, step) -> (state, metrics).
       source: batches.
       evaluate: params -> metrics.
@@ -110,6 +112,7 @@ class Stage:
     guard: CollapseGuard | None = None
     guarded: tuple[str, ...] | None = None
     frozen_step: Callable | None = None
+    apart: Mapping[str, Params] = dataclasses.field(default_factory=dict)
     profile: tuple[int, int] | None = None
 
     def number_on_devices(self, step: int) -> jax.Array:
@@ -154,7 +157,7 @@ def _run(stage: Stage, requested: Callable[[], bool]) -> TrainState:
     best = stage.best_metric if stage.evaluate else ()
     with (
         Checkpointer(stage.directory, keep=stage.keep, best_metric=best,
-                     measured=stage.measured) as checkpointer,
+                     measured=stage.measured, apart=tuple(stage.apart)) as checkpointer,
         MetricWriter(
             stage.directory, tensorboard=stage.tensorboard, active=hosts.leads()) as writer,
     ):
@@ -227,10 +230,12 @@ class _Loop:
         if (guarded := self.stage.guarded) is not None:
             forms = [{"state": abstract.opt_state,
                       "sound": {tower: abstract.params[tower] for tower in guarded}}]
-        restored = self.checkpointer.restore_latest(abstract.params, *forms, abstract.opt_state)
+        restored = self.checkpointer.restore_latest(
+            {**abstract.params, **self.stage.apart}, *forms, abstract.opt_state)
         if restored is None:
             return None
         step, params, opt_state, meta = restored
+        params = {tower: params[tower] for tower in abstract.params}
         if jax.tree.structure(opt_state) != jax.tree.structure(abstract.opt_state):
             if guard is not None and guard.action == "rollback":
                 self.sound = opt_state["sound"]

@@ -23,7 +23,7 @@ from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
 from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.verification import open_digests
-from rag_jax.training import step, workdir
+from rag_jax.training import document_encoder, step, workdir
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.job import Job
 
@@ -426,13 +426,18 @@ def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
       ConfigError: the run has no checkpoint.
     """
     abstract = step.abstract_params(model, model.towers if towers is None else towers, mesh)
-    with Checkpointer(directory, best_metric=BEST_METRIC, read_only=True) as checkpointer:
+    apart = (document_encoder.TOWER,) if towers is None else ()
+    with Checkpointer(directory, best_metric=BEST_METRIC, apart=apart, read_only=True
+                      ) as checkpointer:
         if step_number is not None:
-            return checkpointer.restore_params(step_number, abstract)
-        restored = checkpointer.restore_best(abstract)
-        if restored is None:
+            params, meta = checkpointer.restore_params(step_number, abstract)
+        elif (restored := checkpointer.restore_best(abstract)) is None:
             raise _not_trained(directory)
-        return restored[1:]
+        else:
+            _, params, meta = restored
+    if abstract.keys() - params.keys():
+        params |= document_encoder.read(directory, model, mesh)
+    return params, meta
 
 
 def check_trained(directory: pathlib.Path) -> None:

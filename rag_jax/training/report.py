@@ -24,6 +24,8 @@ from rag_jax.text_table import print_table
 from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.job import Index, Job
 from rag_jax.training.opened import Rag
+from rag_jax.training.warm_up import WarmTowers
+from rag_jax.types import Params
 
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
 
@@ -68,10 +70,10 @@ class _Reporter:
         self.metrics["shuffled"] = self.rag(run).evaluate(
             self.split, order=someone_elses(count, self.job.config.seed), overlap=False).metrics
 
-    def frozen_recall(self, run: str, warm: Any) -> dict[str, float]:
+    def frozen_recall(self, run: str, warm: Params) -> dict[str, float]:
         """The retrieval metrics of the query encoder as it was before the run.
 
-        warm: the parameters then.
+        warm: its parameters then, by name of the tower.
         """
         rag = self.rag(run)
         index = indexing.with_words(rag.job, self.indexes[self.job.trains_with])
@@ -90,7 +92,7 @@ def someone_elses(count: int, seed: int) -> np.ndarray:
     return np.argsort(places)[(places + shift) % count]
 
 
-def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
+def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: WarmTowers
                   ) -> dict[str, Any]:
     """Evaluates every run, and the first RAG run with shuffled passages and swapped indexes."""
     reporter = _Reporter(job, indexes)
@@ -104,7 +106,7 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: Any
         if len(job.prepared.splits[reporter.split]) > 1:  # a single question has no partner
             reporter.shuffle(rag_runs[0])
         if indexes:
-            report |= _recall(reporter, rag_runs[0], warm)
+            report |= _recall(reporter, rag_runs[0], warm.params(("query_encoder",)))
     report["above_frozen"] = _above_frozen(reporter.shares)
     report["em"] = {name: metrics["em"] for name, metrics in reporter.metrics.items()}
     editions = {"2016", "2018"} <= set(job.prepared.stores)
@@ -173,7 +175,7 @@ def _above_frozen(shares: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, d
     return added
 
 
-def _recall(reporter: _Reporter, run: str, warm: Any) -> dict[str, dict[str, float]]:
+def _recall(reporter: _Reporter, run: str, warm: Params) -> dict[str, dict[str, float]]:
     """Answer recall at 5, or at the largest k below it, of the query encoder trained and frozen."""
     frozen = reporter.frozen_recall(run, warm)
     depths = [int(name.partition("@")[2]) for name in frozen if name.startswith("answer_recall@")]

@@ -9,6 +9,7 @@
       indexes/NAME/         embedded passages and ScaNN                        (indexing)
       indexes_bm25/NAME/    words, where a run retrieves by BM25               (indexing)
       RUN/                  RAG fine-tuning, a folder for each of config.runs  (fine_tuning)
+      RUN/document_encoder/ saved once where no step reads it      (document_encoder)
 
 A stage that has reached its last step is not run again.
 """
@@ -39,7 +40,7 @@ from rag_jax.training.fine_tuning import fine_tune
 from rag_jax.training.job import Job
 from rag_jax.training.preemption import stopped_at_once
 from rag_jax.training.report import evaluate_runs, write_report
-from rag_jax.training.warm_up import warm_up_generator, warm_up_retriever
+from rag_jax.training.warm_up import WarmTowers, warm_up_generator, warm_up_retriever
 
 
 @functools.cache
@@ -97,7 +98,7 @@ class Warm:
     """A workdir before fine-tuning: data, towers after their warm-up, indexes of embeddings."""
 
     job: Job
-    params: dict[str, Any]
+    towers: WarmTowers
     indexes: dict[str, PassageIndex]
     clock: Clock
 
@@ -109,7 +110,7 @@ class Warm:
                 workdir.begin_run(job.workdir, run, job.config.eval)
             indexes = indexing.index_words(job) if job.model.lexical else self.indexes
             index = indexing.with_words(job, indexes[job.trains_with])
-            fine_tune(job, run, self.params, index, profile)
+            fine_tune(job, run, self.towers, index, profile)
 
 
 def warm_up(config: Config, path: pathlib.Path) -> Warm:
@@ -155,7 +156,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
         words = indexing.index_words(job) if "bm25" in retrievers else {}
     for name, index in [*indexes.items(), *words.items()]:
         hosts.say(f"index {name}: {indexing.describe(index)}")
-    return Warm(job, warm, indexes, clock)
+    return Warm(job, WarmTowers(job, warm), indexes, clock)
 
 
 def check_batches(config: Config, path: pathlib.Path) -> None:
@@ -233,7 +234,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
         for run in config.runs:
             warm.fine_tune(run, profile)
         with warm.clock.time("report", anew=True):
-            results = evaluate_runs(warm.job, warm.indexes, warm.params)
+            results = evaluate_runs(warm.job, warm.indexes, warm.towers)
         return write_report(warm.job, results, warm.clock.secs)
 
 

@@ -5,7 +5,7 @@ digest: plain JSON.
 """
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -50,6 +50,11 @@ def record(tree: PyTree) -> dict[str, dict[str, Any]]:
         }
         for name, leaf in leaves.items()
     }
+
+
+def lacking(recorded: Record, names: Collection[str]) -> set[str]:
+    """Those of the top-level names of which a record has no leaf."""
+    return set(names) - {name.split("/")[0] for name in recorded}
 
 
 def verify(kind: str, recorded: Record, tree: PyTree) -> None:

@@ -14,7 +14,7 @@ from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
 from rag_jax.retrieval.versions import POINTER, opened
-from rag_jax.training import weights, workdir
+from rag_jax.training import document_encoder, weights, workdir
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
     Checkpointer,
@@ -125,9 +125,10 @@ def _workdir(path: pathlib.Path) -> Iterator[Part]:
         for kind in _INDEXES:
             for index in _folders(folder / kind):
                 yield from _index(index)
-    for folder in _folders(path):  # an index may have the name of a year
-        if folder.name not in _INDEXES and _steps(folder):
-            yield from _checkpoints(folder)
+    for folder in _folders(path):
+        if folder.name not in _INDEXES:  # an index may have the name of a year
+            for one in (folder, folder / document_encoder.FOLDER):
+                yield from _checkpoints(one)
 
 
 def _settings(file: pathlib.Path) -> Any:
@@ -155,8 +156,10 @@ def _record(path: pathlib.Path, what: str, read: Callable[[pathlib.Path], Any]) 
 
 
 def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
+    if not (steps := _steps(folder)):
+        return
     with Checkpointer(folder, read_only=True) as checkpointer:
-        for step in _steps(folder):
+        for step in steps:
             path, damage = folder / str(step), []
             try:
                 checkpointer.verify(step)

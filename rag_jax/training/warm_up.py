@@ -5,13 +5,46 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rag_jax import parallel
-from rag_jax.config import ConfigError, WarmupConfig
+from rag_jax.config import Config, ConfigError, WarmupConfig
 from rag_jax.data.warmup_batches import DenoisingBatcher, PairBatcher, RetrieverBatcher
 from rag_jax.training import pretrained, step, weights
 from rag_jax.training.job import Job, groups_of
 from rag_jax.training.loop import PureSource, run_stage
 from rag_jax.training.pretrained import ENCODERS
 from rag_jax.training.stages import build_stage
+from rag_jax.types import Params
+
+_STAGES = {"retriever": ENCODERS, "generator": ("generator",)}  # folders, and the towers in them
+
+
+class WarmTowers:
+    """The towers of a workdir as they are before fine-tuning; they are read where they are not in
+    memory, so that a run need not hold what it began from. All processes call each method alike.
+    """
+
+    def __init__(self, job: Job, held: Params):
+        self._job, self._held = job, held
+
+    def params(self, towers: Sequence[str]) -> Params:
+        """The parameters of towers, by name."""
+        missing = [tower for tower in towers if tower not in self._held]
+        given = [tower for tower in missing if _is_given(self._job.config, tower)]
+        self._held |= _load(self._job, given) if given else {}
+        for folder, stored in _STAGES.items():
+            if (set(missing) - set(given)) & set(stored):
+                self._held |= pretrained.restore_run(
+                    self._job.workdir / folder, self._job.model, self._job.mesh, towers=stored)[0]
+        return {tower: self._held[tower] for tower in towers}
+
+    def forget(self) -> None:
+        """Holds nothing in memory any more."""
+        self._held = {}
+
+
+def _is_given(config: Config, tower: str) -> bool:
+    """Whether a tower is as its source has it, so that no stage trains it before fine-tuning."""
+    return tower in config.model.sources and (
+        tower not in ENCODERS or pretrained.is_retriever(config))
 
 
 def warm_up_retriever(job: Job) -> Any:

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 
+import jax
 import jax.monitoring
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rag_jax.models import rag
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.report import _Reporter
 from rag_jax.training.run import open_job
 from rag_jax.training.warm_up import warm_up_retriever
@@ -76,6 +78,18 @@ def test_the_frozen_recall_is_that_of_the_encoder_before_fine_tuning(uninterrupt
     assert recalls[0] != recalls[1]
     report = json.loads((uninterrupted / "report.json").read_text())
     assert report["recall_at_2"]["frozen"] == pytest.approx(recalls[0])
+
+
+def test_a_frozen_document_encoder_is_saved_once(uninterrupted):
+    run = uninterrupted / "rag_token"
+    with Checkpointer(run, read_only=True) as checkpointer:
+        names = {name.split("/")[0] for name in checkpointer._read_content(10)["params"]}
+    assert names == {"query_encoder", "generator"}
+    before = warm_up_retriever(open_job(workdirs.read(uninterrupted), uninterrupted))
+    found = rag_jax.load(uninterrupted, run="rag_token").params["document_encoder"]
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(before["document_encoder"]),
+                          strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_generate_answers_one_many_and_typed_questions(uninterrupted, tmp_path):

@@ -102,7 +102,7 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
     file.write_text("id\ttitle\ttext\n7\tPeru\tone two three four five\n")
 
     def memory():
-        return indexing.index_of_file(job, "rag_token", "warm", "old", str(file), 2)
+        return indexing.index_of_file(job, "rag_token", lambda: "warm", "old", str(file), 2)
 
     store, how, params = memory()
     assert [store[row].text for row in range(len(store))] == ["one two", "three four", "five"]
