@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rag_jax import paper
-from rag_jax.config import RUNS, Config
+from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.data.question_files import Example
 from rag_jax.evaluation import Evaluation
 from rag_jax.retrieval.protocol import Passage
@@ -35,6 +35,22 @@ def test_every_cell_of_the_hot_swap_has_its_own_index_and_questions(monkeypatch,
         f"index{index}_leaders{year}": ("rag_token", f"index of {index}",
                                         "parameters of rag_token", f"leaders_{year}")
         for index in years for year in years}
+
+
+def test_a_source_that_has_gone_meanwhile_costs_one_row(monkeypatch, tmp_path, capsys):
+    """What was trained for hours is reported, though what it began from cannot be read again."""
+    def gone(towers):
+        raise ConfigError(f"{towers[0]} has gone")
+
+    monkeypatch.setattr(report._Reporter, "evaluate", lambda self, run: (
+        self.metrics.update({run: {"em": 7.0}})))
+    job = Job(Config(runs=("rag_token",)), tmp_path,
+              types.SimpleNamespace(stores={}, splits={"dev": [None]}), None)
+    found = report.evaluate_runs(job, {"a": types.SimpleNamespace(manifest={"recall": 1})},
+                                 types.SimpleNamespace(params=gone))
+    assert found["em"] == {"rag_token": 7.0}
+    assert "encoder is left out: query_encoder has gone" in capsys.readouterr().out
+    assert not any(name.startswith("recall_at_") for name in found)
 
 
 @pytest.mark.parametrize("count", [2, 3, 40])
