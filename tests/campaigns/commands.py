@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 import random
+import re
 import signal
 import threading
 import time
@@ -76,8 +77,7 @@ def _content(path: pathlib.Path) -> bytes:
 
 
 def _in_checkpoint(name: str) -> bool:
-    run, _, rest = name.partition("/")
-    return run in ("retriever", "generator", "rag_token") and rest.partition("/")[0].isdigit()
+    return bool(re.match(r"(retriever|generator|rag_token|rag_token/document_encoder)/\d+/", name))
 
 
 def assert_same(found: pathlib.Path, expected: pathlib.Path) -> None:
