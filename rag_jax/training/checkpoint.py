@@ -37,7 +37,8 @@ PyTree = Any
 
 # Names of the metric that chooses the best checkpoint; older steps have EM and no score.
 BEST_METRIC = ("score", "em")
-NO_OPTIMISER = {"count": np.zeros((), np.int32)}  # of what does not train; none is stored empty
+# The optimiser state of parameters that do not train: Orbax stores no empty tree.
+NO_OPTIMISER = {"count": np.zeros((), np.int32)}
 _ITEMS = ("params", "opt_state", "meta")
 _PARAMS_ITEMS = ("params", "meta")  # all that answering reads
 _UNFINISHED = "*.orbax-checkpoint-tmp*"  # Orbax's names of unfinished saves

@@ -9,7 +9,7 @@
       indexes/NAME/         embedded passages and ScaNN                        (indexing)
       indexes_bm25/NAME/    words, where a run retrieves by BM25               (indexing)
       RUN/                  RAG fine-tuning, a folder for each of config.runs  (fine_tuning)
-      RUN/document_encoder/ saved once where no step reads it      (document_encoder)
+      RUN/document_encoder/ where it is frozen, and no step reads it   (document_encoder)
 
 A stage that has reached its last step is not run again.
 """

@@ -50,11 +50,11 @@ def _is_given(config: Config, tower: str) -> bool:
 def warm_up_retriever(job: Job) -> Any:
     """DPR training of both encoders on questions or passages; returns their parameters."""
     config = job.config.retriever_warmup
+    if _is_given(job.config, "query_encoder"):
+        return _load(job, ENCODERS)
     given = None
     if "query_encoder" in job.config.model.sources:
         given = functools.partial(_load, job, ENCODERS)
-        if pretrained.is_retriever(job.config):
-            return given()
     store = job.prepared.stores[job.trains_with]
     data = job.config.data
     tokenizer, lengths = job.prepared.retriever_tokenizer, (data.max_passage_length,
@@ -81,7 +81,7 @@ def warm_up_retriever(job: Job) -> Any:
 def warm_up_generator(job: Job) -> Any:
     """BART denoising on the warm-up texts; returns the generator's parameters."""
     config, data = job.config.generator_warmup, job.config.data
-    if "generator" in job.config.model.sources:
+    if _is_given(job.config, "generator"):
         return _load(job, ("generator",))
     batcher = DenoisingBatcher(
         job.prepared.warmup_texts, job.prepared.generator_tokenizer, data.max_source_length,
