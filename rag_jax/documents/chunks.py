@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rag_jax.citation import Citation
 from rag_jax.documents.document import Document
@@ -132,9 +132,8 @@ def _spans(title: Callable[[int], str], document: Document, chunking: Chunking,
                         "(config.data.max_passage_length, and what its folder says)")
     counted = list(_pieces(document, chunking.tokens or chunking.words))
     pieces, words = [piece for piece, _ in counted], [n for _, n in counted]
-    headings = {place for place, _ in document.sections} if document.headed else set()
     by_words = None if chunking.tokens else _packed(
-        pieces, [(words, [chunking.words] * len(words))], chunking.overlap, headings)
+        pieces, [(words, [chunking.words] * len(words))], chunking.overlap, document)
     if window is None:
         return by_words
 
@@ -154,7 +153,7 @@ def _spans(title: Callable[[int], str], document: Document, chunking: Chunking,
     if by_words is not None:
         limits.insert(0, ([len(_words_of(document.text, *piece)) for piece in pieces],
                           [chunking.words] * len(pieces)))
-    spans = _packed(pieces, limits, chunking.overlap, headings)
+    spans = _packed(pieces, limits, chunking.overlap, document)
     return _fitting(document.text, spans, measured, most)
 
 
@@ -187,25 +186,28 @@ def _words_of(text: str, begin: int, end: int) -> list[tuple[int, int]]:
 
 def _packed(pieces: Sequence[tuple[int, int]],
             limits: Sequence[tuple[Sequence[int], Sequence[int]]],
-            overlap: int, headings: Collection[int]) -> list[tuple[int, int]]:
-    """Joins consecutive pieces to passages, each of as many as all limits allow.
+            overlap: int, document: Document) -> list[tuple[int, int]]:
+    """Joins consecutive pieces to passages, each of as many as all limits allow. A passage does not
+    end with a heading unless it must, and a row of a table that fits into one is not divided.
 
     limits: of each limit, the size of each piece, and the largest size of a passage that begins
       with it, which depends on its title; `overlap` is in the unit of the first limit.
-    headings: where the headings among the pieces begin; a passage does not end with one unless it
-      must.
     """
     totals = [([0, *itertools.accumulate(sizes)], most) for sizes, most in limits]
+    places = {place for place, _ in document.sections}
+    headings, rows = (places, set()) if document.headed else (set(), places)
 
     def fits(first: int, end: int) -> bool:
         return all(total[end] - total[first] <= most[first] for total, most in totals)
 
     spans: list[tuple[int, int]] = []
     first, before = 0, totals[0][0]  # the first piece of the passage that is being made
+    row = 0  # the piece with which the row of a table begins
     for number in range(1, len(pieces)):
+        row = number if pieces[number][0] in rows else row
         if fits(first, number + 1):
             continue
-        end = number
+        end = row if first < row and fits(row, number + 1) else number
         # Of headings alone, as in a table of contents, each would be a passage of its own.
         alone = all(begin in headings for begin, _ in pieces[first : number + 1])
         while (not alone and end - first > 1 and pieces[end - 1][0] in headings

@@ -173,6 +173,24 @@ def test_no_passage_ends_with_a_heading():
         ("row 2", "row 3", "row 4"), ("row 5", "row 6", "row 7")]
 
 
+@pytest.mark.parametrize("how", [{"words": 20}, {"words": 20, "overlap": 5}, {"tokens": 32}])
+def test_a_row_that_fits_into_a_passage_is_not_divided(how):
+    """Half of an answer was in a passage with half of the next question."""
+    drawn = random.Random(0)
+    rows = [[f"Is it {n}{' or' * drawn.randrange(4)}?",
+             f"{'Yes so. ' * drawn.randrange(1, 4 if n % 7 else 30)}{'' if n % 7 else 'So ' * 19}"]
+            for n in range(60)]
+    document = read_content("a.csv", "\n".join(["q,a", *map(",".join, rows)]).encode())
+    found = [p.text for p, _ in passages_of("a.csv", document, Chunking(**how),
+                                            Window(40, words_of))]
+    most = 32 - 3 if "tokens" in how else 20  # the title and special tokens
+    written = [f"q: {q}; a: {a.strip()}" for q, a in rows]
+    short = [row for row in written if len(row.split()) <= most]
+    assert 20 < len(short) < 60 and all(any(row in text for text in found) for row in short)
+    assert any(text.count("q: ") > 1 for text in found), "short ones share a passage"
+    assert all(len(text.split()) <= most for text in found)
+
+
 @pytest.mark.parametrize("before, passages", [("", 4), ("Some text.\n\n", 5)])
 def test_headings_in_a_row_are_passages_together(before, passages):
     """Of a table of contents, each was a passage of its own."""
