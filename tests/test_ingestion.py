@@ -22,7 +22,7 @@ from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking
 from rag_jax.documents.document import ReaderLost
 from rag_jax.documents.readers import Readers
-from rag_jax.errors import UserError
+from rag_jax.errors import DataError, UserError
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
@@ -567,7 +567,10 @@ def test_words_find_for_a_generator(folder, tmp_path, towers, capsys):
     printed = capsys.readouterr().out
     assert "log p = " in printed and "sub/norway.html  Oslo is the capital" in printed
     assert "no passage has a word" not in printed
-    assert not rag_jax.load(tmp_path / "run").matches("Zzz?")
+    rag = rag_jax.load(tmp_path / "run")
+    assert rag.matches("Norway?") and not rag.matches("Zzz?")
+    with pytest.raises(DataError, match="expected a text"):
+        rag.matches(["Norway?"])
     generate.main([f"--workdir={tmp_path / 'run'}", "Zzz?"])
     assert "(no passage has a word of this question: those below" in capsys.readouterr().out
 

@@ -89,6 +89,9 @@ def test_a_string_is_one_question_and_every_question_a_text():
     for bad in ("", ["Who?", None], ["Who?", "\t"], [5], ["\ud800"]):
         with pytest.raises(DataError, match="question [12]"):
             checked_texts(bad)
+    for bad in (None, 5, b"Who?", {"question": "Who?"}):  # of the dictionary, its key was asked
+        with pytest.raises(DataError, match="is no text: expected a string, or a list of them"):
+            checked_texts(bad)
 
 
 @pytest.mark.parametrize("content, told", [

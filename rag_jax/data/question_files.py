@@ -5,7 +5,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rag_jax.data.records import Record, can_iterate, json_lines, unquoted
@@ -192,7 +192,7 @@ def checked_texts(given: str | Iterable[str], what: str = "question") -> list[st
     Raises:
         DataError: no strings, or one is blank or holds half of a surrogate pair.
     """
-    if isinstance(given, bytes) or not can_iterate(given):
+    if isinstance(given, bytes | Mapping) or not can_iterate(given):
         raise DataError(f"{what}s: {given!r:.60} is no text: expected a string, or a list of them")
     texts = [given] if isinstance(given, str) else list(given)
     for number, text in enumerate(texts, 1):

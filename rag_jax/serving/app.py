@@ -346,6 +346,7 @@ class Server:
         if swap == edit or swap and fields.has("memory"):
             raise Refused("request: expected \"swap\" alone, or one of \"add\" and \"delete\" or "
                           "both, perhaps with \"memory\"")
+        self.worker.check_ready()  # a change would compile beside the start, for as long
         if swap:
             change = self.indexes.swap(fields.text("swap"))
         else:

@@ -61,6 +61,12 @@ class Worker:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def check_ready(self) -> None:
+        """Raises Refused, 503, where it is not ready or about to end."""
+        if not self.ready or self._closed:
+            raise Refused("the server is ending" if self._closed or self.failure else
+                          "programs are being compiled: /ready tells when they are", 503)
+
     def submit(self, index: OpenIndex, program: str, inputs: Sequence[Any]) -> list[Future]:
         """The future results, one for each input; what is cancelled while it waits is not run.
 
@@ -68,9 +74,7 @@ class Worker:
           Refused: 429, too many wait; 503, not ready or about to end; 422, the model does not have
             the program.
         """
-        if not self.ready or self._closed:
-            raise Refused("the server is ending" if self._closed or self.failure else
-                          "programs are being compiled: /ready tells when they are", 503)
+        self.check_ready()
         if program not in index.programs:
             wanted, *has = (WORDS_OF.get(name, name) for name in (program, *index.programs))
             raise Refused(f"this model cannot {wanted}: it can {', '.join(has)}")

@@ -143,7 +143,11 @@ class Rag:
         """Whether any passage has a word of the question. If none has, BM25 scores all passages 0:
         those that it gives are the first of the index, and say nothing of the question. True where
         embeddings take part, and where no passages are read.
+
+        Raises:
+          DataError: the question is blank, or no string.
         """
+        question, = checked_texts([question])
         return not isinstance(self.index, Bm25Index) or self.index.knows(question)
 
     @overload

@@ -693,12 +693,15 @@ def test_a_passage_is_fetched_whatever_its_id_is(asking):
 
 @asks_python
 def test_a_model_without_passages_says_that_it_has_none(uninterrupted, one_device):
-    """It named numbers from 1 to 0, and one of no names."""
+    """It named numbers from 1 to 0, and one of no names. A change before it was ready hung."""
     rag = rag_jax.load(uninterrupted)
     rag.index = None
     settings = Settings("rag_token", memory_token="change", batch_sizes=(1,))
     server = app.Server(indexes.Indexes(rag, settings), settings)
     asking = TestClient(server.app, base_url="http://localhost")  # whose worker has not begun
+    early = asking.post("/memory", json={"swap": "2018"}, headers=TOKEN)
+    assert early.status_code == 503 and "/ready tells" in early.json()["error"]["message"]
+    server.worker.ready = True
     for path, body in (("/retrieve", {"question": ASK, "k": 5}), ("/memory", {"swap": "2018"}),
                        ("/answer", {"question": ASK, "memory": "2018"})):
         refused = asking.post(path, json=body, headers=TOKEN)
