@@ -286,4 +286,5 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
             return indexing.index_store_words(job, store, out, overwrite)
         params = (pretrained.load(job, pretrained.ENCODERS) if trained is None
                   else pretrained.restore_run(trained, job.model, job.mesh)[0])
-        return indexing.index_stores(job, params, out.parent, overwrite, asked)[out.name]
+        return indexing.index_stores(
+            job, params, out.parent, (out.name,) if overwrite else (), asked)[out.name]

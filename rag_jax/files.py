@@ -393,13 +393,15 @@ def check_own(folder: pathlib.Path, own: Sequence[str]) -> None:
     """Checks before some work that a folder is new, empty or of this package.
 
     Args:
-      folder: its hidden files do not count.
+      folder: its hidden files do not count, nor do folders of hidden files alone, such as that in
+        which a killed process has locked and not yet written anything.
       own: names of files; each folder of this package has one of them.
 
     Raises:
       FolderError: it has other files only.
     """
-    names = sorted(path.name for path in folder.glob("[!.]*"))
+    names = sorted(path.name for path in folder.glob("[!.]*")
+                   if not path.is_dir() or any(path.glob("[!.]*")))
     if names and not any((folder / name).is_file() for name in own):
         raise FolderError(f"{folder}: has {first_of(names, 3)}, and nothing of rag_jax's "
                           "that may be written to; name a new or an empty folder")

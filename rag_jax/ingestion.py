@@ -30,7 +30,7 @@ from rag_jax.retrieval.bm25 import Bm25Settings, build_bm25
 from rag_jax.retrieval.manifest import MANIFEST, IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.retrieval.publish import remove_old, staging
+from rag_jax.retrieval.publish import publish_killed, remove_old, staging
 from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
@@ -256,6 +256,7 @@ class _Ingestion:
         """The current version of the index, if the record is of that version, and it is whole."""
         if self.earlier is None:
             return None
+        publish_killed(self.path / INDEX)
         try:
             folder = current(self.path / INDEX)
             if MANIFEST.read(folder)[1] != self.earlier.index:

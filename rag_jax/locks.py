@@ -83,8 +83,11 @@ def seen(there: Callable[[], bool]) -> bool:
 
 def _hindrance(folder: pathlib.Path) -> str | None:
     """Why this process cannot work in the folder; None = it can."""
-    if not seen(lambda: (folder / _HOLDER).exists()):
-        return f"process {hosts.index()} does not see what process 0 writes there"
+    try:
+        if not seen(lambda: (folder / _HOLDER).exists()):
+            return f"process {hosts.index()} does not see what process 0 writes there"
+    except OSError as error:
+        return f"process {hosts.index()} cannot look there ({error})"
     if not os.access(folder, os.W_OK | os.X_OK):
         return f"process {hosts.index()} may not write there"
     return None

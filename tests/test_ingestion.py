@@ -26,6 +26,7 @@ from rag_jax.errors import DataError, UserError
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
+from rag_jax.retrieval import publish
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.json_files import JSON_BYTES, write_sealed
@@ -369,6 +370,60 @@ def test_a_run_that_was_killed_before_its_record_is_made_good(folder, tmp_path, 
     assert len(rag_jax.ingest(folder, tmp_path / "run").read) == 6
     rag_jax.ingest(folder, tmp_path / "fresh")
     assert stored(tmp_path / "run") == stored(tmp_path / "fresh")
+
+
+def test_an_edit_that_was_killed_before_its_pointer_is_made_good(
+        folder, tmp_path, towers, monkeypatch):
+    """The next edit was planned for the version before: what it had added was found for good."""
+    config = {**SMALL, "model.retriever.pretrained": towers["model.retriever.pretrained"]}
+    rag_jax.ingest(folder, tmp_path / "run", config=config)
+    before = (folder / "kenya.txt").read_text()
+    written(folder, {"secret.txt": "A secret.", "kenya.txt": "Mombasa is in Kenya."})
+    with monkeypatch.context() as patched:
+        patched.setattr(publish, "point", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rag_jax.ingest(folder, tmp_path / "run")
+    (folder / "secret.txt").unlink()
+    written(folder, {"kenya.txt": before, "new.txt": "Rome is in Italy."})
+    rag_jax.ingest(folder, tmp_path / "run")
+    rag_jax.ingest(folder, tmp_path / "fresh", config=config)
+    assert stored(tmp_path / "run") == stored(tmp_path / "fresh")
+
+
+def test_a_first_call_that_was_killed_at_once_is_given_again(folder, tmp_path, monkeypatch):
+    """Its workdir had an index folder without an index, and was refused for ever."""
+    with monkeypatch.context() as patched:
+        patched.setattr(publish, "point", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rag_jax.ingest(folder, tmp_path / "run")
+    (tmp_path / "run" / "index").mkdir(exist_ok=True)
+    (tmp_path / "run" / "index" / ".lock").touch()
+    assert rag_jax.ingest(folder, tmp_path / "run").read
+    (tmp_path / "other" / "photos").mkdir(parents=True)
+    (tmp_path / "other" / "photos" / "1.jpg").touch()
+    with pytest.raises(UserError, match="has photos, and nothing of rag_jax's"):
+        rag_jax.ingest(folder, tmp_path / "other")
+
+
+def test_what_cannot_be_removed_yet_is_removed_later(folder, tmp_path, monkeypatch):
+    """On NFS, which keeps a mapped file under another name, its folder is not empty."""
+    remove = publish.files.remove_folder
+
+    def kept(path):
+        if path.parent.name == "versions":
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        remove(path)
+
+    rag_jax.ingest(folder, tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(publish.files, "remove_folder", kept)
+        for number in range(2):
+            written(folder, {f"{number}.txt": "More."})
+            assert rag_jax.ingest(folder, tmp_path / "run").read == (f"{number}.txt",)
+    written(folder, {"last.txt": "More."})
+    rag_jax.ingest(folder, tmp_path / "run")
+    versions = [path.name for path in (tmp_path / "run" / "index" / "versions").glob("[0-9]*")]
+    assert versions == [current(tmp_path / "run" / "index").name]
 
 
 @pytest.mark.parametrize("named", ["documents", "link"])

@@ -145,6 +145,16 @@ def test_all_processes_end_where_one_cannot_work_in_the_folder(
     assert said == [None, hindrance]
 
 
+def test_a_process_that_may_not_look_tells_the_others(monkeypatch, tmp_path):
+    """They waited for it until it was taken for dead."""
+    def forbidden(there):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(locks, "seen", forbidden)
+    with pytest.raises(UserError, match="process 0 cannot look there .*denied.*; name a"):
+        locks.check_shared(tmp_path)
+
+
 def test_a_file_of_another_host_may_be_seen_later(monkeypatch, tmp_path):
     """NFS remembers for a while what was not there."""
     waited = []

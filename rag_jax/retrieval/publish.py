@@ -214,14 +214,18 @@ def publish_index(content: Path, out: Path, manifest: dict,
 
 
 def remove_old(out: Path) -> None:
-    """Removes all versions but the current one and those that somebody holds."""
+    """Removes all versions but the current one and those that somebody holds.
+
+    What cannot be removed now is left for a later call: NFS keeps files that are mapped.
+    """
     now = int(read_pointer(out) or 0)
     older = sorted(number for number in _numbers(out) if number < now)
     for number in older:
         folder = versions_of(out) / str(number)
         with unheld(folder, without_locks=number != older[-1]) as free:
             if free:
-                files.remove_folder(folder)
+                with contextlib.suppress(OSError):
+                    files.remove_folder(folder)
     if now and (out / "manifest.json").exists():
         with unheld(out, without_locks=True) as free:
             if free:
@@ -242,8 +246,25 @@ def _numbers(out: Path) -> list[int]:
     return [int(name) for name in names if re.fullmatch("[1-9][0-9]*", name)]
 
 
+def publish_killed(out: Path) -> None:
+    """Publishes what a killed process had finished except for the pointer, if anything, so that an
+    edit is planned for the version that it will find.
+
+    Raises:
+        InUseError: another process builds there; it is named.
+    """
+    if (out / POINTER).exists() and _unpublished(out):
+        with publishing(out):
+            pass
+
+
 def _publish_killed(out: Path) -> None:
-    """Points to a version that a killed process had finished except for the pointer.
+    if version := _unpublished(out):
+        point(out, version)
+
+
+def _unpublished(out: Path) -> Path | None:
+    """The version that a killed process had finished except for the pointer, or None.
 
     A version gets its number only when all of it is on the disk.
     """
@@ -251,7 +272,8 @@ def _publish_killed(out: Path) -> None:
         now, last = int(read_pointer(out) or 0), max(_numbers(out), default=0)
         if last > now:
             read_manifest(versions_of(out) / str(last))
-            point(out, versions_of(out) / str(last))
+            return versions_of(out) / str(last)
+    return None
 
 
 def _remove_unversioned(out: Path) -> None:

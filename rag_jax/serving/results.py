@@ -65,8 +65,8 @@ def _cut(answer: Answer, ask: Ask, tokenizer: Tokenizer, kind: str) -> Choice:
     begins = [text.find(stop) for stop in ask.stop if stop in text]
     if begins:
         text, reason = text[:min(begins)], "stop"
-        count = next((n for n in range(1, count) if _goes_beyond(tokenizer.decode(ids[:n]), text)),
-                     count)
+        count = next((n for n in range(1, count)
+                      if _goes_beyond(tokenizer.decode_settled(ids[:n]), text)), count)
     if count < len(ids):
         has_end = False
         rows = np.array(answer.token_posterior[:count])

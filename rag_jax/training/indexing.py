@@ -6,7 +6,7 @@ import errno
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -135,7 +135,7 @@ def index_store(job: Job, params: Any, store: PassageStore, out: pathlib.Path,
     return placed
 
 
-def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = False,
+def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: Collection[str] = (),
                  queries: Sequence[Example] | None = None) -> dict[str, PassageIndex]:
     """An index of every passage store, in FOLDER; recall is measured with `queries`.
 
@@ -143,7 +143,7 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
       job: its passage stores are indexed.
       params: of both encoders, as they are trained, with scanned layers if they have them.
       folder: where the indexes are published.
-      overwrite: replace other indexes there.
+      overwrite: the names of those that are replaced where they are others.
       queries: None = those of `recall_questions`, or the passages' vectors without a dev split.
     """
     sample = None
@@ -152,7 +152,7 @@ def index_stores(job: Job, params: Any, folder: pathlib.Path, overwrite: bool = 
     if queries:
         sample = make_answerer(job, None).embed_questions(
             unstack_layers(params), job.tokenize(queries))
-    return {name: index_store(job, params, store, folder / name, sample, overwrite)
+    return {name: index_store(job, params, store, folder / name, sample, name in overwrite)
             for name, store in job.prepared.stores.items()}
 
 
@@ -295,8 +295,8 @@ def indexes_of(job: Job, run: str, indexes: Mapping[str, PassageIndex]) -> Mappi
         return False
 
     # An edited index is kept; those of an earlier best checkpoint are replaced.
-    kept = hosts.exchange(all(same(folder / store) for store in job.prepared.stores))[0]
-    return index_stores(job, params, folder, overwrite=not kept)
+    other = hosts.exchange([store for store in job.prepared.stores if not same(folder / store)])[0]
+    return index_stores(job, params, folder, overwrite=other)
 
 
 def job_of_file(job: Job, name: str, passages: str, words: int, folder: pathlib.Path) -> Job:

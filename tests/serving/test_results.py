@@ -131,6 +131,9 @@ def test_tokens_before_a_stop_are_counted_where_letters_have_several(monkeypatch
     whole = answer()._replace(text="東京 X")
     choice, = choices(Ask(stop=("京",)), [whole], Tokenizer(), "token")
     assert choice.answer.text == "東" and len(choice.answer.token_ids) == 4
+    texts.update({3: "東", 4: "東 \ufffd", 5: "東 京", 9: "東 京"})  # of the stop, not of the text
+    choice, = choices(Ask(stop=("京",)), [whole._replace(text="東 京")], Tokenizer(), "token")
+    assert choice.answer.text == "東 " and len(choice.answer.token_ids) == 5
 
 
 def test_a_class_whose_token_is_a_part_of_its_name_is_given_whole():

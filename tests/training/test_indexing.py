@@ -113,6 +113,19 @@ def test_a_memory_of_a_file_is_indexed_as_the_run_searches(
     assert memory()[0].fingerprint == store.fingerprint, "read once"
 
 
+def test_of_a_runs_own_indexes_only_those_of_another_encoder_are_replaced(monkeypatch, tmp_path):
+    """One that was lost took the edits of the others with it."""
+    config = overrides.replace(Config(), {"train.document_encoder": "refresh"})
+    job = Job(config, tmp_path, Prepared(None, None, None, {"2016": None, "2018": None}, {}), None)
+    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=False))
+    monkeypatch.setattr(indexing, "restore_run", lambda *given: ({"document_encoder": None}, {}))
+    monkeypatch.setattr(indexing, "fingerprint", lambda *given: INPUTS["encoder_fingerprint"])
+    monkeypatch.setattr(indexing, "index_store", lambda *given: given[-1])
+    build_index(make_store(tmp_path / "s"), Embedder(), tmp_path / "rag_token/indexes/2018",
+                **INPUTS)
+    assert indexing.indexes_of(job, "rag_token", {}) == {"2016": True, "2018": False}
+
+
 def test_who_opens_a_hybrid_index_waits_while_another_counts_its_words(monkeypatch, tmp_path):
     """The second reader was refused, and told that who only reads need not wait."""
     index = build_index(make_store(tmp_path / "s"), Embedder(), tmp_path / "i", **INPUTS)
