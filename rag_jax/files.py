@@ -404,8 +404,8 @@ def check_own(folder: pathlib.Path, own: Sequence[str]) -> None:
     in_use = any(not path.is_dir() or any(path.glob("[!.]*")) for path in there)
     if in_use and not any((folder / name).is_file() for name in own):
         names = first_of([path.name for path in there], 3)
-        raise FolderError(f"{folder}: has {names}, and nothing of rag_jax's that may be written to; "
-                          "name a new or an empty folder")
+        raise FolderError(f"{folder}: has {names}, and nothing of rag_jax's that may be written "
+                          "to; name a new or an empty folder")
 
 
 def _free_name(path: pathlib.Path, why: str) -> pathlib.Path:
