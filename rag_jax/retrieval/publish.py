@@ -52,7 +52,8 @@ def publishing(out: Path, waits: bool = False) -> Iterator[None]:
                 point(out, None)
             versions_of(out).mkdir(exist_ok=True)
             files.remove_leftovers(out)
-            _publish_killed(out)
+            if version := _unpublished(out):
+                point(out, version)
             try:
                 with files.naming(out):
                     yield
@@ -256,11 +257,6 @@ def publish_killed(out: Path) -> None:
     if (out / POINTER).exists() and _unpublished(out):
         with publishing(out):
             pass
-
-
-def _publish_killed(out: Path) -> None:
-    if version := _unpublished(out):
-        point(out, version)
 
 
 def _unpublished(out: Path) -> Path | None:
