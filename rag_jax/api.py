@@ -22,7 +22,7 @@ from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.publish import staged, staging
-from rag_jax.training import indexing, pretrained
+from rag_jax.training import document_encoder, indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.ingested import open_ingested
@@ -83,7 +83,8 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
                       fingerprint(job.model, params["document_encoder"])
                       if config.train.document_encoder == "refresh"
                       else meta["encoder_fingerprint"])
-    return Rag(job, run, params, placed(job, opened))
+    return Rag(job, run, params, placed(job, opened),
+               document_encoder=document_encoder.reader(job, run))
 
 
 def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[str, Any] | None

@@ -69,7 +69,8 @@ def path(tmp_path, monkeypatch):
         prepared = types.SimpleNamespace(stores={"now": None}, format=None)
         return Job(config, path, prepared, None)
 
-    monkeypatch.setattr(Job, "model", types.SimpleNamespace(lexical=False, fusion=None))
+    monkeypatch.setattr(Job, "model", types.SimpleNamespace(
+        lexical=False, fusion=None, towers=("generator",)))
     monkeypatch.setattr(api.training, "open_job", open_job)
     monkeypatch.setattr(pretrained, "load_params", lambda job, run, step: (
         f"parameters of {run}", {"encoder_fingerprint": "f"}))
@@ -269,7 +270,7 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
     with pytest.raises(RetrievalError, match="1 passages would be left, and 2 are read"):
         rag.delete([passage.id for passage in found[1:]])  # it was published, and could not be read
     rag.params = {**rag.params, "document_encoder": jax.tree.map(
-        lambda x: 1 - x, rag.params["document_encoder"])}
+        lambda x: 1 - x, rag.encoder("document_encoder"))}
     with pytest.raises(RetrievalError, match="built by the encoder"):
         rag.add([("late", "", "Nothing.")])
     assert PassageIndex.open(index).size == count and not list(index.glob(".added*"))

@@ -96,7 +96,7 @@ class OpenIndex:
         classes = rag.config.eval.labels or rag.config.classes
         has = {"search": rag.answers, "sample": rag.answers and not classes,
                "retrieve": rag.index is not None} | {
-            tower: tower in rag.params and not rag.job.model.lexical
+            tower: rag.has(tower) and not rag.job.model.lexical
             for tower in ("query_encoder", "document_encoder")}
         return tuple(program for program in PROGRAMS if has[program])
 

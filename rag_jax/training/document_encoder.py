@@ -5,12 +5,15 @@ saved once, as step 0 of a folder of its own. Checkpoints of runs that earlier v
 it.
 """
 
+import functools
 import pathlib
+from collections.abc import Callable
 
 from jax.sharding import Mesh
 
 from rag_jax import files, hosts
 from rag_jax.models.rag import RagModel
+from rag_jax.models.stack import unstack_layers
 from rag_jax.training import step
 from rag_jax.training.checkpoint import (
     NO_OPTIMISER,
@@ -43,6 +46,18 @@ def save(run: pathlib.Path, params: Params) -> None:
     hosts.lead(lambda: files.remove_folder(run / FOLDER))
     with Checkpointer(run / FOLDER) as checkpointer:
         checkpointer.save(0, params, NO_OPTIMISER, {})
+
+
+def reader(job: Job, run: str) -> Callable[[], Params] | None:
+    """A function that reads a run's document encoder, with looped layers, when it is first called:
+    who only answers never needs it. None = the run has none.
+
+    job: with the configuration of the run.
+    """
+    if TOWER not in job.model.towers:
+        return None
+    return functools.cache(
+        lambda: unstack_layers(read(job.workdir / run, job.model, job.mesh))[TOWER])
 
 
 def read(run: pathlib.Path, model: RagModel, mesh: Mesh) -> Params:

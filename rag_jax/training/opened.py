@@ -5,7 +5,7 @@ import operator
 import os
 import pathlib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import jax
@@ -34,7 +34,7 @@ from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.rules import changed
 from rag_jax.searching import search
-from rag_jax.training import indexing, on_device, pretrained
+from rag_jax.training import document_encoder, indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
@@ -53,11 +53,12 @@ class Rag:
     Attributes:
       job: its configuration, data (tokenizers, questions) and devices.
       run: its name among the workdir's runs.
-      params: of all its towers, with looped layers.
+      params: of its towers, with looped layers.
       index: of the passages that it reads; None for a closed-book run.
       said: the `pretrained.generation_defaults` of a generator that is not trained; they apply to
         the fields of config.eval that a call leaves open.
       prefixes: states of passages that are kept between questions (config.eval.prefix_mib).
+      document_encoder: reads its parameters where `params` has none; only passages need them.
     """
 
     job: Job
@@ -66,6 +67,7 @@ class Rag:
     index: Index | None
     said: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
     prefixes: KeptPrefixes = dataclasses.field(default_factory=KeptPrefixes, repr=False)
+    document_encoder: Callable[[], Params] | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
         return f"Rag({str(self.job.workdir)!r}, run={self.run!r})"
@@ -78,7 +80,19 @@ class Rag:
     @property
     def answers(self) -> bool:
         """Whether there is a generator; a workdir of `rag_jax.ingest` may have none."""
-        return "generator" in self.params
+        return self.has("generator")
+
+    def has(self, tower: str) -> bool:
+        """Whether it has the "query_encoder", "document_encoder" or "generator"."""
+        return tower in self.params or (
+            tower == document_encoder.TOWER and self.document_encoder is not None)
+
+    def encoder(self, tower: str) -> Params:
+        """The parameters of the "query_encoder" or of the "document_encoder"."""
+        if not self.has(tower):
+            raise ConfigError(f"run {self.run!r} has no {tower.replace('_', ' ')}: it has "
+                              f"{', '.join(self.params) or 'no encoder at all'}")
+        return self.params[tower] if tower in self.params else self.document_encoder()
 
     def ask(self, questions: str | Iterable[str], *, seed: int | None = None, **how: Any
             ) -> list[Answer]:
@@ -195,7 +209,7 @@ class Rag:
 
         batch_size, length_step: as in `answering.Settings`; None = the configuration's.
         """
-        self._encoder("query_encoder")
+        self.encoder("query_encoder")
         tokens = self._tokenize(checked_texts(questions))
         return self._embedder(batch_size, length_step).embed_questions(self.params, tokens)
 
@@ -208,7 +222,7 @@ class Rag:
           passages: as for `edit`, or texts; a string is one text.
           batch_size, length_step: as for `embed_queries`.
         """
-        encoder, data = self._encoder("document_encoder"), self.config.data
+        encoder, data = self.encoder("document_encoder"), self.config.data
         given = list(checked_passages(passages, untitled=True))
         tokenizer = self.job.prepared.retriever_tokenizer
         rows = encoder_input(tokenizer, [p.title for p in given], [p.text for p in given],
@@ -276,7 +290,7 @@ class Rag:
         if PASSAGE_TABLE in self.index.passages.token_tables:
             check_tokens(self.index, job.prepared)
         if not job.model.lexical:
-            encoder, name = self._encoder("document_encoder"), self.index.manifest[
+            encoder, name = self.encoder("document_encoder"), self.index.manifest[
                 "encoder_fingerprint"]
             if fingerprint(job.model, encoder) != name:
                 check_vectors(self)
@@ -472,12 +486,6 @@ class Rag:
         return self.job.tokenize([Example(str(i), *pair) for i, pair in enumerate(
             zip(questions, given, strict=True))])
 
-    def _encoder(self, tower: str) -> Params:
-        if tower not in self.params:
-            raise ConfigError(f"run {self.run!r} has no {tower.replace('_', ' ')}: it has "
-                              f"{', '.join(self.params) or 'no encoder at all'}")
-        return self.params[tower]
-
 
 def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
     """The passages of a file, split as `config.data.chunk_words` says, or those given, checked."""
@@ -520,4 +528,4 @@ def check_vectors(rag: Rag) -> None:
     if ours.shape != indexed.shape or (
             np.linalg.norm(ours - indexed) > SAME_VECTOR * np.linalg.norm(indexed)):
         check_encoder(rag.index.path, rag.index.manifest,
-                      fingerprint(rag.job.model, rag.params["document_encoder"]))
+                      fingerprint(rag.job.model, rag.encoder("document_encoder")))

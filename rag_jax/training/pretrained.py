@@ -400,44 +400,59 @@ def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mes
                   ) -> tuple[Any, dict[str, Any]]:
     """(parameters, meta) of one tower of a workdir, as it was before fine-tuning."""
     folder, towers = folder_of(path, tower)
-    params, meta = restore_run(folder, model, mesh, towers=towers)
+    params, meta = restore_towers(folder, towers, model, mesh)
     return params[towers[0] if tower == PLAIN else tower], meta
 
 
 def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any, dict]:
-    """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step; the
-    generator's matrices in its param_dtype.
+    """(parameters with looped layers, meta) of a run's best checkpoint, or of a given step, without
+    a document encoder that is saved apart (`document_encoder.reader`); the generator's matrices in
+    its param_dtype.
 
     job: with the configuration of the run.
     """
-    params, meta = restore_run(job.workdir / run, job.model, job.mesh, step_number)
+    params, meta = restore_towers(job.workdir / run, job.model.towers, job.model, job.mesh,
+                                  step_number, (document_encoder.TOWER,))
     params["generator"] = in_dtype(params["generator"], job.model.generator.param_dtype)
     return unstack_layers(params), meta
 
 
 def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
-                step_number: int | None = None, towers: Sequence[str] | None = None
-                ) -> tuple[Any, dict]:
-    """(parameters, meta) of a run's best checkpoint, or of a given step.
+                step_number: int | None = None) -> tuple[Any, dict]:
+    """(parameters of all towers, meta) of a run's best checkpoint, or of a given step.
 
-    towers: the towers in it; None = all of the model.
+    Raises: as `restore_towers`.
+    """
+    params, meta = restore_towers(
+        directory, model.towers, model, mesh, step_number, (document_encoder.TOWER,))
+    if set(model.towers) - params.keys():
+        params |= document_encoder.read(directory, model, mesh)
+    return params, meta
+
+
+def restore_towers(directory: pathlib.Path, towers: Sequence[str], model: rag.RagModel, mesh: Mesh,
+                   step_number: int | None = None, apart: Sequence[str] = ()
+                   ) -> tuple[Any, dict]:
+    """(parameters, meta) of the best checkpoint of a stage, or of a given step.
+
+    Args:
+      directory: of the stage.
+      towers: that it trains.
+      model, mesh: of the job.
+      step_number: None = the best.
+      apart: those of the towers that the checkpoint may lack.
 
     Raises:
-      ConfigError: the run has no checkpoint.
+      ConfigError: there is no checkpoint.
     """
-    abstract = step.abstract_params(model, model.towers if towers is None else towers, mesh)
-    apart = (document_encoder.TOWER,) if towers is None else ()
+    abstract = step.abstract_params(model, towers, mesh)
     with Checkpointer(directory, best_metric=BEST_METRIC, apart=apart, read_only=True
                       ) as checkpointer:
         if step_number is not None:
-            params, meta = checkpointer.restore_params(step_number, abstract)
-        elif (restored := checkpointer.restore_best(abstract)) is None:
+            return checkpointer.restore_params(step_number, abstract)
+        if (restored := checkpointer.restore_best(abstract)) is None:
             raise _not_trained(directory)
-        else:
-            _, params, meta = restored
-    if abstract.keys() - params.keys():
-        params |= document_encoder.read(directory, model, mesh)
-    return params, meta
+        return restored[1:]
 
 
 def check_trained(directory: pathlib.Path) -> None:

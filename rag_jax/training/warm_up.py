@@ -32,8 +32,8 @@ class WarmTowers:
         self._held |= _load(self._job, given) if given else {}
         for folder, stored in _STAGES.items():
             if (set(missing) - set(given)) & set(stored):
-                self._held |= pretrained.restore_run(
-                    self._job.workdir / folder, self._job.model, self._job.mesh, towers=stored)[0]
+                self._held |= pretrained.restore_towers(
+                    self._job.workdir / folder, stored, self._job.model, self._job.mesh)[0]
         return {tower: self._held[tower] for tower in towers}
 
     def forget(self) -> None:

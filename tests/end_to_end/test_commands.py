@@ -1,5 +1,6 @@
 """evaluate, generate and build_index on a trained workdir, as a user runs them."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -12,9 +13,12 @@ import pytest
 import tiny
 
 import rag_jax
+from rag_jax import overrides
+from rag_jax.config import ConfigError
 from rag_jax.metrics.retrieval import has_answer
 from rag_jax.models import rag
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.training import document_encoder
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.checkpoint import Checkpointer
@@ -80,16 +84,28 @@ def test_the_frozen_recall_is_that_of_the_encoder_before_fine_tuning(uninterrupt
     assert report["recall_at_2"]["frozen"] == pytest.approx(recalls[0])
 
 
-def test_a_frozen_document_encoder_is_saved_once(uninterrupted):
+def test_a_frozen_document_encoder_is_saved_once_and_read_for_passages_alone(
+        uninterrupted, monkeypatch):
     run = uninterrupted / "rag_token"
     with Checkpointer(run, read_only=True) as checkpointer:
         names = {name.split("/")[0] for name in checkpointer._read_content(10)["params"]}
     assert names == {"query_encoder", "generator"}
     before = warm_up_retriever(open_job(workdirs.read(uninterrupted), uninterrupted))
-    found = rag_jax.load(uninterrupted, run="rag_token").params["document_encoder"]
+    reads, read = [], document_encoder.read
+    monkeypatch.setattr(document_encoder, "read", lambda *given: reads.append(1) or read(*given))
+    rag = rag_jax.load(uninterrupted, run="rag_token")
+    questions = ["Where is Peru?", "Why?"]
+    assert rag.ask(questions) and rag.retrieve(questions) and len(rag.embed_queries(questions))
+    assert not reads and "document_encoder" not in rag.params and rag.has("document_encoder")
+    found = dataclasses.replace(rag, index=None).encoder("document_encoder")
+    assert rag.encoder("document_encoder") is found and len(reads) == 1
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(before["document_encoder"]),
                           strict=True):
         np.testing.assert_array_equal(one, other)
+    words = overrides.replace(rag.config, {"retrieval.retriever": "bm25"})
+    assert document_encoder.reader(dataclasses.replace(rag.job, config=words), "bm25") is None
+    with pytest.raises(ConfigError, match="has no document encoder: it has generator, query_enco"):
+        dataclasses.replace(rag, document_encoder=None).embed_passages("Lima.")
 
 
 def test_generate_answers_one_many_and_typed_questions(uninterrupted, tmp_path):

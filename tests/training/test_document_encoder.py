@@ -112,8 +112,8 @@ def test_warm_towers_are_read_once_they_have_been_given_away(
     job = type("Job", (), {"config": Config(), "model": model, "mesh": mesh, "workdir": tmp_path})
     save(tmp_path / "retriever", {tower: params[tower] for tower in warm_up.ENCODERS})
     save(tmp_path / "generator", {"generator": params["generator"]})
-    reads, restore = [], pretrained.restore_run
-    monkeypatch.setattr(pretrained, "restore_run", lambda folder, *given, **more: (
+    reads, restore = [], pretrained.restore_towers
+    monkeypatch.setattr(pretrained, "restore_towers", lambda folder, *given, **more: (
         reads.append(folder.name) or restore(folder, *given, **more)))
     warm = warm_up.WarmTowers(job, dict(params))
     assert warm.params(OTHERS)["generator"] is params["generator"] and not reads

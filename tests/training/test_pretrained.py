@@ -491,7 +491,7 @@ def test_a_sentence_encoder_goes_the_whole_way(sources, sentence_encoder, tmp_pa
     rag = load(work)
     tiny.assert_trees_close(rag.params, once, rtol=0, atol=0)
     learned = float(rag.params["query_encoder"]["scale"])
-    assert learned != 0 and "scale" not in rag.params["document_encoder"]
+    assert learned != 0 and "scale" not in rag.encoder("document_encoder")
     question = QUESTION["question"]
     answer, = rag.ask([question])
     asked_BE = rag.embed_queries([question])
