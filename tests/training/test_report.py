@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from rag_jax import paper
+from rag_jax import overrides, paper
 from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.data.question_files import Example
 from rag_jax.evaluation import Evaluation
@@ -46,10 +46,13 @@ def test_a_source_that_has_gone_meanwhile_costs_one_row(monkeypatch, tmp_path, c
         self.metrics.update({run: {"em": 7.0}})))
     job = Job(Config(runs=("rag_token",)), tmp_path,
               types.SimpleNamespace(stores={}, splits={"dev": [None]}), None)
-    found = report.evaluate_runs(job, {"a": types.SimpleNamespace(manifest={"recall": 1})},
-                                 types.SimpleNamespace(params=gone))
+    given = {"a": types.SimpleNamespace(manifest={"recall": 1})}, types.SimpleNamespace(params=gone)
+    found = report.evaluate_runs(job, *given)
     assert found["em"] == {"rag_token": 7.0}
     assert "encoder is left out: query_encoder has gone" in capsys.readouterr().out
+    untrained = overrides.replace(job.config, {"train.steps": 0})
+    report.evaluate_runs(dataclasses.replace(job, config=untrained), *given)
+    assert not capsys.readouterr().out, "nothing was trained: there is one encoder"
     assert not any(name.startswith("recall_at_") for name in found)
 
 
