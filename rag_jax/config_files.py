@@ -79,10 +79,18 @@ def _run_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         with _mistakes_named(path, file):
             yield argument, runpy.run_path(str(file))
     finally:
-        sys.path.remove(beside)
-        for name in set(sys.modules) - before:
-            if os.path.dirname(getattr(sys.modules[name], "__file__", None) or "") == beside:
-                del sys.modules[name]
+        with contextlib.suppress(ValueError):  # the file may have edited the list
+            sys.path.remove(beside)
+        new = {name.partition(".")[0] for name in set(sys.modules) - before} - before
+        own = {name for name in new if _folder_of(sys.modules.get(name)) == beside}
+        for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+            del sys.modules[name]
+
+
+def _folder_of(module: Any) -> str:
+    """The folder in which a module, or a package, lies; "" = it has no file."""
+    places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
+    return os.path.dirname(places[0])
 
 
 def _divided(path: str) -> tuple[pathlib.Path, str]:

@@ -34,7 +34,6 @@ from rag_jax.signals import ENDING
 MARK = "rag_jax-working.json"
 _REPLACED = "replaced"
 _ENDS = 1 << 20  # bytes at either end of a file
-_HOST = re.sub(r"[^A-Za-z0-9]", "", socket.gethostname()) or "host"
 _OWNED = re.compile(
     r"\.(?P<name>.+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or what this user may have of it
@@ -45,6 +44,20 @@ _alive: set[str] = set()  # names of the files and working folders that this pro
 
 class FolderError(UserError, OSError):
     """A folder is in the way, or is not one of this package."""
+
+
+def _host() -> str:
+    """Names those processes whose numbers this one sees: of this machine, and of this container,
+    which may have the name of its machine."""
+    place = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        place.append(pathlib.Path("/etc/machine-id").read_text("utf-8", "replace"))
+    with contextlib.suppress(OSError):  # Linux alone has it
+        place.append(os.readlink("/proc/self/ns/pid"))
+    return hashlib.sha256("\0".join(place).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+_HOST = _host()
 
 
 def can_exist(path: str | os.PathLike[str]) -> bool:
@@ -80,7 +93,7 @@ def naming(path: pathlib.Path) -> Iterator[None]:
 def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: bool = False
              ) -> Iterator[IO]:
     """A file to write ("w" = UTF-8, "wb" = bytes), which is flushed to the disk and gets the name
-    `path` when the body ends without an error.
+    `path` when the body ends without an error, in place of a file (whose mode it gets) or a link.
 
     Args:
       keep: where the body ends with an error or a signal, the part that is written is kept as
@@ -95,6 +108,8 @@ def replaced(path: pathlib.Path, mode: str = "w", keep: bool = False, aside: boo
             yield file
             file.flush()
             os.fsync(file.fileno())
+        with contextlib.suppress(OSError):  # no such file yet, or a file system without modes
+            temporary.chmod(path.stat().st_mode & 0o777)
         if aside and path.is_file() and not filecmp.cmp(path, temporary, shallow=False):
             print(f"{path}: there was another, which is {set_aside(path, 'earlier')} now")
         os.replace(temporary, path)

@@ -35,6 +35,9 @@ class _Parser(argparse.ArgumentParser):
         places = [action.dest for action in self._get_positional_actions()]
         if words and not places:
             self.error(f"unrecognized arguments: {' '.join(words)}")
+        last = self._option_string_actions.get(options[-1]) if options else None
+        if last is not None and last.nargs is None:
+            self.error(f"argument {options[-1]}: expected one argument")
         # Between its two passes argparse forgets what stood after `--`: the mark keeps these words
         # from being taken for options.
         marked = [*options, *(NO_OPTION + word for word in words)]

@@ -39,7 +39,8 @@ def is_slurm(environment: Mapping[str, str]) -> bool:
     if any(name not in environment for name in _SLURM):
         return False
     # The shell of salloc is one task, although its SLURM_NTASKS counts those of the allocation.
-    return int(environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"])) > 1
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", environment["SLURM_NTASKS"])
+    return tasks.isdecimal() and int(tasks) > 1
 
 
 def has_tpus(environment: Mapping[str, str]) -> bool:

@@ -426,6 +426,14 @@ def test_json_round_trip_keeps_every_value_and_type():
     assert config_files.from_json(config_files.to_json(Config())) == Config()
 
 
+def test_none_of_an_open_text_is_no_text():
+    """Every question began with the word none, where the prompts of a folder were meant."""
+    config = replace(Config(), {"model.retriever.query_prefix": "none",
+                                "model.retriever.passage_prefix": "nones"})
+    assert config.model.retriever.query_prefix is None
+    assert config.model.retriever.passage_prefix == "nones"
+
+
 def test_json_with_an_unknown_or_a_wrong_field_is_refused():
     tree = json.loads(config_files.to_json(Config()))
     with pytest.raises(ConfigError, match="config.train.stepps: no such field; did you mean steps"):

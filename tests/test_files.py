@@ -161,6 +161,31 @@ def test_what_another_host_still_writes_into_is_no_leftover(tmp_path):
     assert files.remove_leftovers(tmp_path, alone=True) and not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("module, name, found", [
+    (files.socket, "gethostname", "n-11-1"), (os, "readlink", "pid:[7]")])
+def test_hosts_and_containers_are_told_from_one_another(
+        tmp_path, monkeypatch, module, name, found):
+    """What a process of such a host wrote was removed: this host had no process of its number."""
+    monkeypatch.setattr(files.socket, "gethostname", lambda: "n-1-11")
+    mine = files._host()
+    assert files._host() == mine
+    monkeypatch.setattr(module, name, lambda *_: found)
+    assert files._host() != mine
+    monkeypatch.setattr(files, "_HOST", mine)
+    path = tmp_path / f".a.rag_jax-{files._host()}-999999999-0123abcd"
+    path.write_text("x")
+    assert files.remove_leftovers(tmp_path) == []
+    path.rename(tmp_path / f".a.rag_jax-{mine}-999999999-0123abcd")
+    assert len(files.remove_leftovers(tmp_path)) == 1
+
+
+def test_a_file_that_is_replaced_stays_as_private_as_it_was(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.touch(0o600)
+    files.write_text(path, "x")
+    assert path.stat().st_mode & 0o777 == 0o600 and path.read_text() == "x"
+
+
 def test_what_another_host_renames_meanwhile_is_no_error(tmp_path, monkeypatch):
     """It was finished between the listing of the folder and the look at its time."""
     path = tmp_path / ".meta.json.rag_jax-elsewhere-77-0123abcd"

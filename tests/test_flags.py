@@ -156,6 +156,16 @@ def test_what_stands_after_two_dashes_is_no_option(argv, question):
     assert options.question == question and config.seed == 0
 
 
+def test_an_option_does_not_take_a_word_after_two_dashes(capsys):
+    """The folder was one with a NUL byte in its name."""
+    parser = flags.make_parser("generate", "")
+    parser.add_argument("question", nargs="*")
+    parser.add_argument("--workdir")
+    with pytest.raises(SystemExit):
+        flags.parse_with_config(parser, ["--workdir", "--", "who"])
+    assert "argument --workdir: expected one argument" in capsys.readouterr().err
+
+
 def test_where_nothing_is_asked_words_after_two_dashes_are_refused(capsys):
     with pytest.raises(SystemExit):
         parse("--", "--workdir=x")
@@ -336,17 +346,27 @@ def test_what_a_config_file_raises_names_its_line(content, told, tmp_path):
 
 
 def test_a_config_file_imports_what_lies_beside_it_and_nothing_else(tmp_path):
-    """The second file was given the first one's helper, and get_config() none at all."""
+    """The second file was given the first one's helper, then its packages, and get_config() none at
+    all; what is installed stays imported."""
+    import colorsys  # noqa: F401
+
     for number, name in enumerate(("one", "two")):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "helper.py").write_text(f"SEED = {number}\n")
-        (folder / "later.py").write_text(f"STEPS = {number}\n")
         (folder / "mine.py").write_text(
             "import helper\nfrom rag_jax.config import Config, TrainConfig\n\n\n"
             "def get_config():\n    import later\n"
             "    return Config(seed=helper.SEED, train=TrainConfig(steps=later.STEPS))\n\n\n"
             "def describe(argument):\n    import later\n    return str(later.STEPS)\n")
+        for package in ("package/inner", "without_init"):
+            (folder / package).mkdir(parents=True)
+            (folder / package / "steps.py").write_text(f"STEPS = {number}\n")
+        (folder / "package" / "__init__.py").write_text("")
+        (folder / "later.py").write_text(
+            "import package.inner.steps, without_init.steps, colorsys\n"
+            "assert package.inner.steps.STEPS == without_init.steps.STEPS\n"
+            "STEPS = package.inner.steps.STEPS\n")
         before = list(sys.path), set(sys.modules)
         config = config_files.load_file(str(folder / "mine.py"))
         assert (config.seed, config.train.steps) == (number, number)

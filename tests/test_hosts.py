@@ -67,6 +67,7 @@ def test_slurm_is_recognised_by_all_that_jax_asks_of_it(monkeypatch, missing):
         monkeypatch.setenv(name, value)
     assert hosts.is_slurm(environment) == SlurmCluster.is_env_present() == (missing is None)
     assert not hosts.is_slurm({**SRUN, "SLURM_NTASKS": "1"})
+    assert not hosts.is_slurm({**SRUN, "SLURM_NTASKS": ""})
 
 
 def test_the_shell_of_an_allocation_is_one_process(monkeypatch, started):

@@ -1,8 +1,8 @@
 """Passages from whatever file, folder or caller holds them; a large file is never in memory as a
 whole."""
 
+import errno
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -101,19 +101,44 @@ def corpus_files(path: str | os.PathLike) -> list[str]:
     """The existing files that `read_corpus` reads of a source."""
     name = os.fspath(path)
     if os.path.isdir(name):
-        return _tables(name) or wikipedia.extracted_files(name)
+        tables, extracted = _files_below(name)
+        return tables or extracted
     return [name] if os.path.exists(name) else []
 
 
-def _tables(folder: str) -> list[str]:
-    return sorted(str(path) for path in pathlib.Path(folder).rglob("*")
-                  if path.suffix in _TABLES and path.is_file())
+def _files_below(folder: str) -> tuple[list[str], list[str]]:
+    """The tables, and wikiextractor's files AA/wiki_00, AA/wiki_01, ..., in a folder or below it,
+    in order. Links are followed; hidden files, which operating systems write, do not count.
+
+    Raises:
+        RetrievalError: a folder or a file cannot be looked at, whose passages would be missing.
+    """
+    def refuse(error: OSError) -> None:
+        raise RetrievalError(f"{error.filename}: cannot be read ({error.strerror}): its passages "
+                             "would be missing. Make it readable, or move it away.")
+
+    tables, extracted, seen = [], [], set()
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(parent)
+        folders[:] = [] if real in seen else [name for name in folders if name[0] != "."]
+        for name in [] if real in seen else names:
+            kind = (tables if name.endswith(_TABLES) else
+                    extracted if name.startswith("wiki_") else None)
+            path = os.path.join(parent, name)
+            if kind is None or name[0] == ".":
+                continue
+            if not os.path.exists(path):
+                refuse(FileNotFoundError(errno.ENOENT, "a link to nothing", path))
+            if os.path.isfile(path):
+                kind.append(path)
+        seen.add(real)
+    return sorted(tables), sorted(extracted)
 
 
 def _rows(name: str) -> Iterator[tuple[str, Passage]]:
     """Pairs of place and passage."""
     if os.path.isdir(name):
-        tables, extracted = _tables(name), wikipedia.extracted_files(name)
+        tables, extracted = _files_below(name)
         if bool(tables) == bool(extracted):
             raise RetrievalError(
                 f"{name}: expected a folder of {' or '.join(_TABLES)} files, or of wikiextractor's "
@@ -192,6 +217,9 @@ def _table_rows(paths: list[str]) -> Iterator[tuple[str, Passage]]:
                         yield where, _passage(where, values)
         except FileNotFoundError:
             raise RetrievalError(f"{path}: no such file; check the path.") from None
+        except UnicodeEncodeError:
+            raise RetrievalError(f"{path!r}: its name is not UTF-8, and pyarrow opens no such "
+                                 "file; rename it.") from None
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise RetrievalError(

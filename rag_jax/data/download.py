@@ -176,8 +176,9 @@ def _tag(headers: email.message.Message) -> str:
 
 def _version(file: pathlib.Path) -> tuple[str, int | None]:
     """(tag, size) of the version that a part belongs to."""
-    lines = file.read_text("utf-8").split("\n") if file.exists() else [""]
-    return lines[0], int(lines[1]) if len(lines) > 1 and lines[1].isdecimal() else None
+    text = file.read_bytes() if file.exists() else b""
+    tag, _, size = text.decode("ascii" if text.isascii() else "latin-1").partition("\n")
+    return tag if text.isascii() else "", int(size) if size.isdecimal() else None
 
 
 def _range(headers: email.message.Message) -> tuple[int | None, str | None]:

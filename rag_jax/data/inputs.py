@@ -138,13 +138,15 @@ def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
 
 
 def _other_files(then: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Paths of the files whose contents differ; none where either has no files."""
+    """Paths of the files whose contents differ; none where either has no files. Hidden files, such
+    as .DS_Store, do not count."""
     if not then or not new:
         return []
     digests = [{key: entry["sha256"] for key, entry in files.items()} for files in (then, new)]
     known = (then.keys() | new.keys()) - (set(_LATER_FILES) - then.keys())
     if "" in then:  # earlier records of a file have nothing of what is beside it
         known -= set(_BESIDE) - then.keys()
+    known = {key for key in known if not any(part[:1] == "." for part in key.split("/"))}
     return sorted((new.get(key) or then[key])["path"] for key in known
                   if digests[0].get(key) != digests[1].get(key))
 

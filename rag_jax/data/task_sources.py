@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import gzip
 import pathlib
 import shutil
 import tarfile
@@ -250,13 +251,16 @@ def _unpack(archive: pathlib.Path, member: str, path: pathlib.Path) -> None:
     """Copies one file out of a .tar.gz; `path` appears when it is whole."""
     files.remove_leftovers(path.parent)
     try:
-        with tarfile.open(archive, "r|gz") as tar:
+        # tarfile's own "r|gz" does not compare the checksum at the end, which is read here.
+        with gzip.open(archive) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as tar:
             for item in tar:
                 if item.isfile() and item.name.removeprefix("./") == member:
                     with files.replaced(path, "wb") as file:
                         shutil.copyfileobj(tar.extractfile(item), file, 1 << 20)
+                        while unpacked.read(1 << 20):
+                            pass
                     return
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{archive}: damaged archive ({error}): remove it, and it is fetched "
                          "again") from None
     raise DataError(f"{archive}: no {member} in it: remove it, and it is fetched again")

@@ -110,12 +110,12 @@ class Tokenizer:
         return loaded
 
     def save(self, directory: str | pathlib.Path) -> None:
-        """Writes DIRECTORY/tokenizer.json."""
+        """Writes DIRECTORY/tokenizer.json; last, so that where it is there, all is."""
         path = pathlib.Path(directory)
         path.mkdir(parents=True, exist_ok=True)
-        files.write_text(path / "tokenizer.json", self._backend.to_str(pretty=True))
         if self.config:
             files.write_json(path / tokenizer_file.SETTINGS, self.config)
+        files.write_text(path / "tokenizer.json", self._backend.to_str(pretty=True))
 
     @functools.cached_property
     def vocab_size(self) -> int:

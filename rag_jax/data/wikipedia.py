@@ -1,7 +1,6 @@
 """Articles of a Wikipedia dump, as published (XML) or as wikiextractor writes it (JSON)."""
 
 import functools
-import pathlib
 import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
@@ -72,11 +71,6 @@ def _article(where: str, page: ElementTree.Element) -> Passage | None:
         return None
     prose = plain_text(text)
     return Passage(texts["id"], title, prose) if prose else None
-
-
-def extracted_files(folder: str) -> list[str]:
-    """wikiextractor's files AA/wiki_00, AA/wiki_01, ... in a folder, in order."""
-    return sorted(str(path) for path in pathlib.Path(folder).rglob("wiki_*") if path.is_file())
 
 
 def read_extracted(paths: list[str]) -> Iterator[tuple[str, Passage]]:

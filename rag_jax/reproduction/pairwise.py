@@ -99,6 +99,7 @@ def read_tally(folder: pathlib.Path) -> Tally | None:
         for question in QUESTIONS:
             for outcome in OUTCOMES:
                 float(tallied.shares[question][outcome])
+        ", ".join([*tallied.kept, *tallied.dropped])  # a TypeError where they are no texts
         return tallied
     except (TypeError, ValueError, KeyError) as error:
         raise DataError(f"{file}: damaged ({error}); tally the sheets again") from None

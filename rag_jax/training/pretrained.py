@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rag_jax import files, overrides, parallel, rules
+from rag_jax import files, hosts, overrides, parallel, rules
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, EvalConfig
 from rag_jax.data.inputs import is_prepared
 from rag_jax.hub import config_json, families, generator_inputs
@@ -108,12 +108,20 @@ def reranker(source: str) -> hub.Pretrained:
 
 def resolve(config: Config) -> Config:
     """The configuration with the architecture of pretrained towers, and dropout rates, filled in.
-    Passages are no longer than the positions of the encoders, unless config.data sets a length.
+    Passages are no longer than the positions of the encoders, unless config.data sets a length. All
+    processes call it alike.
 
     Raises:
       ConfigError: a source lacks the tower, the reranker is no cross-encoder, the encoders have
-        different architectures, or a length exceeds the positions of the model.
+        different architectures, or a length exceeds the positions of the model; or processes have
+        different files of a source.
     """
+    resolved = hosts.each(lambda: _resolved(config))
+    hosts.check_same(overrides.texts(resolved))
+    return resolved
+
+
+def _resolved(config: Config) -> Config:
     model, sources = config.model, config.model.sources
     if model.reranker.pretrained:
         reranker(model.reranker.pretrained)

@@ -2,6 +2,7 @@
 
 import bz2
 import json
+import os
 import tracemalloc
 
 import pyarrow
@@ -71,6 +72,46 @@ def test_wikiextractors_folder_is_read_in_order(tmp_path):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / name).write_bytes(lines(rows))
     assert [p.title for p in read_corpus(tmp_path)] == ["Anarchism", "Albedo"]
+
+
+def test_folders_behind_links_are_read_once_and_hidden_files_not(tmp_path):
+    """Their passages were missing, and nobody said so."""
+    folder, disk = tmp_path / "w", tmp_path / "disk"
+    for place, rows in ((folder / "AA", ARTICLES[:1]), (disk, ARTICLES[1:])):
+        place.mkdir(parents=True)
+        (place / "wiki_00").write_bytes(lines(rows))
+    (folder / "AB").symlink_to(disk)
+    (disk / "loop").symlink_to(folder)
+    (folder / ".AC").mkdir()
+    (folder / ".AC" / "wiki_00").write_text("not JSON")
+    (folder / ".wiki_01").write_text("not JSON")
+    assert sorted(p.title for p in read_corpus(folder)) == ["Albedo", "Anarchism"]
+    (folder / "AA" / "wiki_01").symlink_to(disk / "gone")
+    assert message_of(folder).startswith(f"{folder}/AA/wiki_01: cannot be read (a link to nothing")
+
+
+@pytest.mark.parametrize("names", [["AA/wiki_00", "AB/wiki_00"], ["a.parquet", "b/c.parquet"]])
+def test_a_folder_that_cannot_be_looked_at_is_named(tmp_path, monkeypatch, names):
+    scandir = os.scandir
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    closed = str((tmp_path / names[1]).parent)
+
+    def refuse(path):
+        if path == closed:
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert message_of(tmp_path).startswith(
+        f"{closed}: cannot be read (Permission denied): its passages would be missing")
+
+
+def test_a_table_whose_name_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff.parquet")
+    path.write_bytes(to_parquet(ROWS))
+    assert "\\udcff.parquet': its name is not UTF-8" in message_of(path)
 
 
 def test_ids_that_two_files_share_are_refused(tmp_path):

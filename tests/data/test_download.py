@@ -151,6 +151,15 @@ def test_a_kill_before_the_renaming_costs_nothing(server, tmp_path):
     assert server.ranges == [f"bytes={len(CONTENT)}-"]
 
 
+@pytest.mark.parametrize("version", [b"\xff\xfe", "v\u0394".encode(), b'"v2"\n\xb2'])
+def test_a_part_of_a_version_that_cannot_be_read_is_begun_again(server, tmp_path, version):
+    """Every later command ended in a UnicodeError."""
+    (tmp_path / "data.bin.part").write_bytes(CONTENT[:9])
+    (tmp_path / "data.bin.part.version").write_bytes(version)
+    download(server.url, tmp_path / "data.bin", len(CONTENT), SHA256)
+    assert (tmp_path / "data.bin").read_bytes() == CONTENT and names(tmp_path) == ["data.bin"]
+
+
 def test_a_kill_before_another_version_comes_leaves_no_part_of_the_first(
         server, tmp_path, monkeypatch):
     """The first one's part had the second one's tag: the next call went on with both."""

@@ -469,6 +469,24 @@ def test_what_is_read_beside_a_tokenizer_file_is_compared_where_the_record_has_i
     assert name in preparing.inputs.differences(now, record(now))["generator_tokenizer"]
 
 
+def test_files_that_an_operating_system_writes_are_no_change(tmp_path):
+    """A folder that was looked at was another one, and its workdir could not be trained on."""
+    def record(earlier=None):
+        return preparing.inputs.describe(
+            replace(Config(), {"data.passages": str(tmp_path), "data.train": str(tmp_path)}),
+            {}, earlier)
+
+    (tmp_path / "p.parquet").write_text("p")
+    before = record()
+    for name in (".DS_Store", "._p.parquet", ".cache/p.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert preparing.inputs.differences(before, record(before)) == {}
+    assert preparing.inputs.differences(record(before), before) == {}, "an earlier version's"
+    (tmp_path / "q.parquet").write_text("q")
+    assert preparing.inputs.differences(before, record(before)).keys() == {"passages", "train"}
+
+
 @pytest.mark.parametrize("split", ["train", "train[:50%]"])
 def test_a_tfds_folder_is_compared_by_its_files_and_its_split(tmp_path, split):
     """Of a slice no file was recorded, and of other splits nothing: others went unnoticed."""

@@ -6,6 +6,7 @@ import json
 import tarfile
 import warnings
 
+import numpy as np
 import pytest
 
 from rag_jax.data import task_sources
@@ -197,13 +198,18 @@ def test_an_archive_that_is_there_is_not_fetched(tmp_path, monkeypatch):
     assert len(load("task:curated_trec:test", tmp_path)) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "other"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
 def test_a_damaged_archive_leaves_nothing_behind(tmp_path, damage):
-    data = packed({"qa/file.json": bytes(range(256)) * 500})
+    """What an archive with flipped bytes holds was read: tarfile compares no checksum."""
+    content = np.random.default_rng(0).bytes(100_000)
+    data = packed({"qa/file.json": content})
+    flipped = bytearray(data)
+    flipped[50_000] ^= 255
     archive = tmp_path / "archive.tar.gz"
-    archive.write_bytes(data[:-200] if damage == "cut" else packed({"qa/other.json": b"x"}))
+    archive.write_bytes({"cut": data[:-200], "flipped": flipped,
+                         "other": packed({"qa/other.json": b"x"})}[damage])
     file = File("archive.tar.gz", "http://x", member="qa/file.json")
-    message = "damaged archive" if damage == "cut" else "no qa/file.json in it"
+    message = "no qa/file.json in it" if damage == "other" else "damaged archive"
     with pytest.raises(ValueError, match=f"archive.tar.gz: {message}.*remove it"):
         locate(tmp_path, file, "")
     assert not (tmp_path / "file.json").exists()

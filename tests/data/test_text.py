@@ -308,6 +308,23 @@ def test_save_and_load_give_the_same_ids(tmp_path, bart, bert):
         assert [f.name for f in (tmp_path / name).iterdir()] == ["tokenizer.json"]
 
 
+@pytest.mark.parametrize("killed_at", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_was_half_saved_is_none(tmp_path, bart, monkeypatch, killed_at):
+    """One whose settings a kill left out was taken for whole, with other special tokens."""
+    replace = os.replace
+
+    def kill(path, target):
+        if pathlib.Path(target).name == killed_at:
+            raise KeyboardInterrupt
+        replace(path, target)
+
+    tokenizer = Tokenizer(bart._backend, {"eos_token": "</s>"})
+    monkeypatch.setattr(os, "replace", kill)
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.save(tmp_path)
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
 def test_padding_and_truncation_of_a_saved_tokenizer_are_switched_off(tmp_path, bart):
     """Hugging Face's files often carry both; rows would come cut at 512 and padded together."""
     import tokenizers

@@ -11,6 +11,8 @@ from rag_jax.errors import DataError
 from rag_jax.reproduction.pairwise import (
     CHOICES,
     FIELDS,
+    OUTCOMES,
+    QUESTIONS,
     Pair,
     read_key,
     read_tally,
@@ -201,7 +203,9 @@ def test_a_damaged_key_is_named(folder, content):
 
 
 @pytest.mark.parametrize("content", [
-    "x", "[]", '{"shares": 1}', "3", '{"shares": {}, "pairs": 1, "kept": [], "dropped": []}'])
+    "x", "[]", '{"shares": 1}', "3", '{"shares": {}, "pairs": 1, "kept": [], "dropped": []}',
+    json.dumps({"shares": {question: dict.fromkeys(OUTCOMES, 1.0) for question in QUESTIONS},
+                "pairs": 1, "kept": [], "dropped": 3})])
 def test_a_damaged_tally_is_named(tmp_path, content):
     (tmp_path / "tally.json").write_text(content)
     with pytest.raises(DataError, match=r"tally.json: damaged"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax import conversion, overrides, parallel, rules
+from rag_jax import conversion, hosts, overrides, parallel, rules
 from rag_jax.api import build_index, load
 from rag_jax.config import BartConfig, Config, ConfigError, DataConfig, T5Config
 from rag_jax.data.text import Tokenizer
@@ -83,6 +83,18 @@ def config(sources, lengths=(24, 32, 64, 8), **named):
                   tensorboard=False)
     return rules.validate(overrides.replace(base, {
         f"model.{section}.pretrained": sources[name] for section, name in named.items()}))
+
+
+def test_processes_that_read_different_files_of_a_source_are_refused(sources, monkeypatch):
+    """Their commands and weights were the same: they trained with different prompts, and one took
+    the other's index away."""
+    asked = config(sources, rag="rag", document_encoder="context")
+    assert pretrained.resolve(asked).model.retriever.query_prefix is None
+    monkeypatch.setattr(hosts, "connected", lambda: True)
+    monkeypatch.setattr(hosts, "exchange", lambda value: [value, value and {
+        **value, "--config.model.retriever.query_prefix": "query: "}])
+    with pytest.raises(ConfigError, match="different values of --config.model.retriever.query_pre"):
+        pretrained.resolve(asked)
 
 
 def test_the_architecture_is_taken_over_and_how_to_compute_is_kept(sources):
