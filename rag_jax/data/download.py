@@ -136,7 +136,7 @@ def _fetch(url: str, part: pathlib.Path, version: pathlib.Path, size: int | None
                                 "source, or something stands in between. Fetch it by hand")
         if not goes_on:
             _start_again(part, version)  # a part of another version must never have this one's tag
-            version.write_text(f"{_tag(came)}\n{'' if total is None else total}", "utf-8")
+            version.write_text(f"{_tag(came)}\n{'' if total is None else total}", "latin-1")
         _receive(response, part, "ab" if goes_on else "wb", total, size)
     if total is not None and _size(part) < total:
         raise http.client.IncompleteRead(b"", total - _size(part))
@@ -176,9 +176,9 @@ def _tag(headers: email.message.Message) -> str:
 
 def _version(file: pathlib.Path) -> tuple[str, int | None]:
     """(tag, size) of the version that a part belongs to."""
-    text = file.read_bytes() if file.exists() else b""
-    tag, _, size = text.decode("ascii" if text.isascii() else "latin-1").partition("\n")
-    return tag if text.isascii() else "", int(size) if size.isdecimal() else None
+    text = file.read_text("latin-1") if file.exists() else ""  # as headers are
+    tag, _, size = text.partition("\n")
+    return tag, int(size) if size.isdecimal() else None
 
 
 def _range(headers: email.message.Message) -> tuple[int | None, str | None]:
