@@ -269,6 +269,7 @@ def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagM
     """(parameters by tower, special ids if a checkpoint has them, the kind of RAG, the sources of
     converted towers)."""
     if run:
+        workdir.warn_of_unfinished(path / run, config.train.steps)
         params, _ = pretrained.restore_run(path / run, model, mesh)
         return params, None, config.kind, {}
     params, ids, kind, sources = {}, None, config.kind, {}

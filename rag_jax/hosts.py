@@ -197,6 +197,13 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def warn(text: str) -> None:
+    """Prints a warning that all processes have, once, on standard error, as other programs may read
+    standard output."""
+    if leads():
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
 def exchange(value: Any) -> list[Any]:
     """The values (JSON) of all processes, in their order; every process must make the same calls.
 

@@ -113,18 +113,23 @@ def test_from_random_weights_an_export_answers_as_what_was_trained(family, tmp_p
 
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.usefixtures("compiled_with_less_effort")
-def test_an_export_forces_the_tokens_that_its_run_forces(trained, tmp_path, forced):
-    """Every BART's export named a forced </s>: it cut long answers otherwise than its run."""
+def test_an_export_forces_the_tokens_that_its_run_forces(trained, tmp_path, forced, capsys):
+    """Every BART's export named a forced </s>: it cut long answers otherwise than its run. A run
+    that was not finished was exported, and opened, without a word."""
     shutil.copytree(trained, tmp_path / "trained")
+    config = workdir.read(trained)
+    workdir.write(overrides.replace(config, {"train.steps": 99}), tmp_path / "trained/config.json")
     before = workdir.eval_of(trained, "rag_token")
     workdir.begin_run(tmp_path / "trained", "rag_token", dataclasses.replace(
         before, forced_bos=forced or None, forced_eos=forced or None))
     conversion.convert(str(tmp_path / "trained"), str(tmp_path / "out"))
+    assert "rag_token: has taken 10 of 99 steps; to finish it" in capsys.readouterr().err
     written = json.loads((tmp_path / "out" / "config.json").read_text())["generator"]
     for token in ("bos", "eos"):
         expected = written[f"{token}_token_id"] if forced else None
         assert written[f"forced_{token}_token_id"] == expected
     ours = rag_jax.load(tmp_path / "trained", "rag_token")
+    assert "rag_token: has taken 10 of 99 steps; to finish it" in capsys.readouterr().err
     back = rag_jax.load(tmp_path / "out", index=ours.index.path, config={
         f"data.{name}": getattr(ours.job.config.data, name) for name in (
             "max_question_length", "max_passage_length", "max_source_length", "max_target_length",

@@ -19,7 +19,6 @@ import functools
 import json
 import os
 import pathlib
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -200,7 +199,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         """Renames a damaged step to damaged-STEP, which is no step's name, and prints a warning."""
         def rename() -> None:
             kept = files.set_aside(self._folder(step), "damaged")
-            _warn(f"{damage} It is kept as {kept}.")
+            hosts.warn(f"{damage} It is kept as {kept}.")
 
         hosts.lead(rename)
         self._ranking.drop(step)
@@ -336,10 +335,10 @@ class Checkpointer(contextlib.AbstractContextManager):
                 damaged = True
                 continue
             if damaged:
-                _warn(f"going on from step {step}, the last sound one in {self.directory}.")
+                hosts.warn(f"going on from step {step}, the last sound one in {self.directory}.")
             return step, *restored
         if damaged:
-            _warn(f"no sound step is left in {self.directory}: beginning again at step 0.")
+            hosts.warn(f"no sound step is left in {self.directory}: beginning again at step 0.")
         return None
 
     def _restore_first(self, step: int, abstract_params: PyTree, *forms: PyTree
@@ -381,7 +380,7 @@ class Checkpointer(contextlib.AbstractContextManager):
                 damage.append(error)
                 continue
             for error in damage:
-                _warn(f"{error} Taking step {step} in its place.")
+                hosts.warn(f"{error} Taking step {step} in its place.")
             return step, params, meta
         if damage:
             raise damage[-1]
@@ -515,12 +514,6 @@ def _names_in(folder: pathlib.Path) -> list[str]:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _warn(text: str) -> None:
-    """Prints a warning on standard error, as other programs may read standard output."""
-    if hosts.leads():
-        print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _content(step, params, opt_state, meta, metrics) -> dict[str, Any]:

@@ -337,7 +337,7 @@ class _Loop:
             yield
         except NotFiniteError as error:
             self.watch.settle()
-            raise self.diverged(step, str(error)) from None
+            raise self.diverged(step, str(error).rstrip(".")) from None
 
 
 class _Watch:

@@ -419,6 +419,8 @@ def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any
 
     job: with the configuration of the run.
     """
+    if step_number is None:
+        workdir.warn_of_unfinished(job.workdir / run, job.config.train.steps)
     params, meta = restore_towers(job.workdir / run, job.model.towers, job.model, job.mesh,
                                   step_number, (document_encoder.TOWER,))
     params["generator"] = in_dtype(params["generator"], job.model.generator.param_dtype)

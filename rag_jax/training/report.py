@@ -106,7 +106,8 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: WarmTowers
     if rag_runs:
         if len(job.prepared.splits[reporter.split]) > 1:  # a single question has no partner
             reporter.shuffle(rag_runs[0])
-        if indexes and job.config.train.steps:  # without steps both would be the same encoder
+        train = overrides.for_run(job.config, rag_runs[0]).train
+        if indexes and train.steps and train.query_encoder_rate is not None:  # else it is frozen
             try:
                 before = warm.params(("query_encoder",))
             except (UserError, OSError) as error:  # its source may have gone or changed meanwhile

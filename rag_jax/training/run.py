@@ -14,11 +14,12 @@
 A stage that has reached its last step is not run again.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import pathlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from rag_jax import answering, files, hosts, locks, overrides, parallel, rules
@@ -31,6 +32,7 @@ from rag_jax.documents import workdir as documents
 from rag_jax.hub import families
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import scann_missing
 from rag_jax.training import indexing, pretrained, weights, workdir
 from rag_jax.training.answer_settings import decoding_settings
@@ -93,6 +95,18 @@ def _remove_leftovers(path: pathlib.Path) -> None:
             files.remove_leftovers(folder)
 
 
+@contextlib.contextmanager
+def _made_again(folder: pathlib.Path) -> Iterator[None]:
+    """Adds to errors about a folder that training has made how to have it made again."""
+    try:
+        yield
+    except RetrievalError as error:
+        if not str(error).startswith(str(folder)):
+            raise
+        raise RetrievalError(f"{error} Or remove {folder} and give the same command again, which "
+                             "makes the same from the same files.") from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Warm:
     """A workdir before fine-tuning: data, towers after their warm-up, indexes of embeddings."""
@@ -136,7 +150,8 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     with clock.time("data"):
         if hosts.leads():
             _remove_leftovers(path)
-        job = open_job(config, path, check=True)
+        with _made_again(path / "data"):
+            job = open_job(config, path, check=True)
         check_k(job)
         if config.model.reranker.pretrained and any(
                 overrides.for_run(config, run).retrieval.k for run in config.runs):
@@ -152,7 +167,8 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     with clock.time("index"):
         indexes = {}
         if retrievers - {"bm25"}:
-            indexes = indexing.index_stores(job, warm, path / "indexes")
+            with _made_again(path / "indexes"):
+                indexes = indexing.index_stores(job, warm, path / "indexes")
         words = indexing.index_words(job) if "bm25" in retrievers else {}
     for name, index in [*indexes.items(), *words.items()]:
         hosts.say(f"index {name}: {indexing.describe(index)}")
@@ -229,7 +245,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
         raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.ingest; name another, "
                           "or train it with rag_jax.ingest --train")
     with stopped_at_once(), locks.exclusive(path):
-        runs = dict.fromkeys((*_trained(path), *config.runs))
+        runs = dict.fromkeys((*_trained(path, config.runs), *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)
         for run in config.runs:
             warm.fine_tune(run, profile)
@@ -238,8 +254,9 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
         return write_report(warm.job, results, warm.clock.secs)
 
 
-def _trained(path: pathlib.Path) -> list[str]:
-    """The runs of a workdir that have taken their last step, as process 0 sees it."""
+def _trained(path: pathlib.Path, asked: Sequence[str]) -> list[str]:
+    """The runs of a workdir that have taken their last step, as process 0 sees it. Says which have
+    begun and have not, and are not asked for."""
     def begun() -> tuple[tuple[str, ...], int]:
         config = workdir.read(path) if workdir.exists(path) else None
         return (config.runs, config.train.steps) if config else ((), 0)
@@ -249,4 +266,7 @@ def _trained(path: pathlib.Path) -> list[str]:
         with Checkpointer(path / run, read_only=True) as checkpointer:
             latest = checkpointer.latest_step()
         trained += [run] * (latest is not None and latest >= steps)
+        if latest is not None and latest < steps and run not in asked:
+            hosts.say(f"run {run} has taken {latest} of {steps} steps, and is left out of the "
+                      f"report; --config.runs={run} finishes it")
     return trained

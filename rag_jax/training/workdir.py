@@ -24,6 +24,7 @@ from typing import Any
 from rag_jax import config_files, files, hosts, locks, overrides, rules
 from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.inputs import RECORD, is_prepared
+from rag_jax.lines import is_utf8
 from rag_jax.overrides import value
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
 from rag_jax.retrieval.protocol import RetrievalError
@@ -31,7 +32,7 @@ from rag_jax.retrieval.versions import POINTER
 
 # Fields that a later command on the same workdir may always change.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
-              "train.keep", "train.collapse_guard",
+              "train.keep", "train.collapse_guard", "retrieval.embed_batch_size",
               *(f"{stage}.{name}" for stage in ("train", "retriever_warmup", "generator_warmup")
                 for name in ("log_every", "optimizer.update_ratios")),
               "model.generator.dtype", "model.retriever.dtype", "model.reranker.dtype",
@@ -100,6 +101,9 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
                               "use the same values, or another --workdir")
         config = dataclasses.replace(
             config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
+    elif workdir.is_dir() and any(map(_steps, workdir.iterdir())):
+        hosts.warn(f"{workdir} has checkpoints, and its config.json is missing: they are taken to "
+                   "be of this configuration")
     if not began:
         rules.check_prompt(config)
     workdir.mkdir(parents=True, exist_ok=True)
@@ -126,7 +130,10 @@ def check_place(workdir: pathlib.Path) -> None:
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
-    """Raises a ConfigError where the workdir, or a folder above it, is a file."""
+    """Raises a ConfigError where the workdir, or a folder above it, is a file, or where its name is
+    not UTF-8, which readers of tokenizers and tables need."""
+    if not is_utf8(str(workdir.absolute())):
+        raise ConfigError(f"--workdir={workdir}: the name is not UTF-8; name another folder")
     for path in (workdir, *workdir.parents):
         if path.exists() and not path.is_dir():
             raise ConfigError(f"--workdir={workdir}: {path} is a file, not a folder; name another")
@@ -205,6 +212,13 @@ def has_checkpoint(folder: pathlib.Path) -> bool:
 def steps_taken(folder: pathlib.Path) -> int:
     """The step of a stage's last checkpoint; 0 without one."""
     return max(_steps(folder), default=0)
+
+
+def warn_of_unfinished(folder: pathlib.Path, steps: int) -> None:
+    """Warns where a run has begun and not taken all its steps."""
+    if has_checkpoint(folder) and (taken := steps_taken(folder)) < steps:
+        hosts.warn(f"{folder}: has taken {taken} of {steps} steps; to finish it, give the command "
+                   "again that began it")
 
 
 def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> None:

@@ -1,6 +1,7 @@
 """Who may open a workdir while another process writes into it."""
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -11,11 +12,13 @@ from rag_jax import hosts, locks, overrides
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import prepare
 from rag_jax.errors import UserError
-from rag_jax.training import run
+from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.training import run, workdir
 from rag_jax.training.clock import Clock
 from rag_jax.training.run import open_job, train
 from tests.data.test_prepare import own_config
 from tests.test_locks import HOLDER
+from tests.training import small_workdir
 
 
 @pytest.fixture
@@ -57,7 +60,52 @@ def test_all_processes_take_from_process_0_what_a_workdir_has_trained(tmp_path, 
                     [[], []], [[4], []], [[], []], [[3], []]])  # steps, at first with scores
     monkeypatch.setattr(hosts, "index", lambda: 1)
     monkeypatch.setattr(hosts, "exchange", lambda value: next(answers))
-    assert run._trained(tmp_path) == ["rag_token"] and not [*answers]
+    assert run._trained(tmp_path, ()) == ["rag_token"] and not [*answers]
+
+
+def test_a_run_that_is_not_finished_is_named(tmp_path, capsys):
+    """The report left it out, and generate answered by it, without a word."""
+    config, work = small_workdir.make(tmp_path)
+    capsys.readouterr()
+    assert config.train.steps > 3 and run._trained(work, ("frozen",)) == []
+    assert (f"run rag_token has taken 3 of {config.train.steps} steps, and is left out of the "
+            "report; --config.runs=rag_token finishes it") in capsys.readouterr().out
+    assert run._trained(work, ("rag_token",)) == [] and not capsys.readouterr().out
+    for steps in (3, 4):
+        workdir.warn_of_unfinished(work / "rag_token", steps)
+    warned = capsys.readouterr().err
+    assert warned.startswith(f"warning: {work}/rag_token: has taken 3 of 4 steps; to finish it")
+    assert warned.count("\n") == 1
+
+
+def test_checkpoints_without_a_configuration_are_named(tmp_path, capsys):
+    """Another configuration went on with them, without a word."""
+    config, work = small_workdir.make(tmp_path)
+    (work / "config.json").unlink()
+    workdir.start(config, work)
+    assert f"warning: {work} has checkpoints, and its config.json is missing" in (
+        capsys.readouterr().err)
+    workdir.start(config, work)
+    workdir.start(config, tmp_path / "new")
+    assert not capsys.readouterr().err
+
+
+def test_errors_about_what_training_has_made_say_how_to_have_it_made_again(tmp_path):
+    """The only advice was another path, which train has not."""
+    with pytest.raises(RetrievalError, match=f"/a: is damaged. Or remove {tmp_path}/indexes and g"):
+        with run._made_again(tmp_path / "indexes"):
+            raise RetrievalError(f"{tmp_path}/indexes/a: is damaged.")
+    with pytest.raises(RetrievalError, match="^elsewhere: is damaged.$"):
+        with run._made_again(tmp_path / "indexes"):
+            raise RetrievalError("elsewhere: is damaged.")
+
+
+def test_a_workdir_whose_name_is_not_utf8_is_refused(tmp_path):
+    """Its sound tokenizer was called damaged, after the data were made."""
+    path = tmp_path / os.fsdecode(b"caf\xe9")
+    with pytest.raises(ConfigError, match="the name is not UTF-8; name another folder"):
+        train(Config(), path)
+    assert not path.exists()
 
 
 def test_all_processes_take_from_process_0_which_stages_are_done(tmp_path, monkeypatch):
