@@ -83,7 +83,7 @@ def begin(folder: str) -> None:
 def run_tests(tests: tuple[str, ...], limit: float) -> tuple[int | None, str]:
     """Status of pytest in a fork, None if it was stopped after `limit` seconds, and what it printed
     last."""
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
         child = os.fork()
         if not child:
             os.setsid()  # with all processes that its tests start
