@@ -192,8 +192,7 @@ def _parsed(hint: Any, given: Any, where: str) -> Any:
         given = given.tolist()
     if isinstance(given, list) and typing.get_origin(hint) is tuple:
         given = tuple(given)
-    open_text = isinstance(hint, types.UnionType) and str(given).lower() == "none"
-    if not isinstance(given, str) or accepts(hint, given) and not open_text:
+    if not isinstance(given, str):
         return given
     try:
         return _parse(hint, given)

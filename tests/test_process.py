@@ -60,7 +60,7 @@ def test_too_little_device_memory_is_no_defect():
 
     with pytest.raises(SystemExit) as stop:
         process.run(main)
-    assert "lower the batch_size" in stop.value.code and "defect" not in stop.value.code
+    assert "lower batch_size" in stop.value.code and "defect" not in stop.value.code
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -119,9 +119,12 @@ def _files_below(folder: str) -> tuple[list[str], list[str]]:
 
     tables, extracted, seen = [], [], set()
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        real = os.path.realpath(parent)
-        folders[:] = [] if real in seen else [name for name in folders if name[0] != "."]
-        for name in [] if real in seen else names:
+        if (real := os.path.realpath(parent)) in seen:  # a second link leads there, or a loop
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if name[0] != "."]
+        for name in names:
             kind = (tables if name.endswith(_TABLES) else
                     extracted if name.startswith("wiki_") else None)
             path = os.path.join(parent, name)
@@ -131,7 +134,6 @@ def _files_below(folder: str) -> tuple[list[str], list[str]]:
                 refuse(FileNotFoundError(errno.ENOENT, "a link to nothing", path))
             if os.path.isfile(path):
                 kind.append(path)
-        seen.add(real)
     return sorted(tables), sorted(extracted)
 
 

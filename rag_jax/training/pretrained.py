@@ -427,14 +427,13 @@ def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any
     return unstack_layers(params), meta
 
 
-def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh,
-                step_number: int | None = None) -> tuple[Any, dict]:
-    """(parameters of all towers, meta) of a run's best checkpoint, or of a given step.
+def restore_run(directory: pathlib.Path, model: rag.RagModel, mesh: Mesh) -> tuple[Any, dict]:
+    """(parameters of all towers, meta) of a run's best checkpoint.
 
     Raises: as `restore_towers`.
     """
     params, meta = restore_towers(
-        directory, model.towers, model, mesh, step_number, (document_encoder.TOWER,))
+        directory, model.towers, model, mesh, apart=(document_encoder.TOWER,))
     if set(model.towers) - params.keys():
         params |= document_encoder.read(directory, model, mesh)
     return params, meta

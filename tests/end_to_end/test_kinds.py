@@ -103,8 +103,8 @@ def test_a_classifier_trains_evaluates_and_answers(claims, tmp_path, capsys):
         assert report["metrics"][run]["nll"] == pytest.approx(sum(nll) / len(nll), rel=1e-4)
     model = rag_jax.load(tmp_path)
     assert rag_jax.load(tmp_path, "closed_book").index is None
-    assert {tower for tower in model.job.model.towers if not model.has(tower)} == set()
-    assert "classifier" in model.params and model.job.model.classes == 3
+    assert {*model.params, "document_encoder"} == {*model.job.model.towers}
+    assert model.has("document_encoder") and model.job.model.classes == 3
     generate_knows_the_classes_alone(tmp_path, capsys)
     with pytest.raises(ConfigError, match="config.eval.labels: .* there, .* now"):
         trained(claims, tmp_path, *HEAD, "--config.eval.labels=A,B,C")
