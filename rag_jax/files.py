@@ -282,6 +282,26 @@ def step_of(name: str) -> int | None:
     return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
 
 
+def steps_in(folder: pathlib.Path) -> list[int]:
+    """The steps of which a folder has folders of checkpoints, ascending, damaged and empty ones
+    too; [] where it does not exist.
+
+    Raises:
+      OSError: it cannot be read; a glob would give [], so that training would begin again.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):  # it may be removed meanwhile
+        return []
+    return sorted(step for name in names
+                  if (step := step_of(name)) is not None and (folder / name).is_dir())
+
+
+def stages_in(workdir: pathlib.Path) -> set[str]:
+    """The folders in a workdir that have checkpoints, without those that cannot be read."""
+    return {path.parent.name for path in workdir.glob("*/*") if step_of(path.name) is not None}
+
+
 def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
     """Renames a file or folder that is in the way to WHY-NAME beside it, or WHY-NAME-2, ..."""
     target = _free_name(path, why)

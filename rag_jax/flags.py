@@ -121,7 +121,8 @@ def _changes(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None,
                       load: Callable[[argparse.Namespace], Config] | None = None,
-                      several: bool = True, with_runs: Callable[[Config], Config] | None = None
+                      several: bool = True,
+                      with_runs: Callable[[Config, bool], Config] | None = None
                       ) -> tuple[argparse.Namespace, Config]:
     """Options and the validated configuration.
 
@@ -131,7 +132,8 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
       load: options -> the configuration that the flags `--config.NAME` change; None adds an option
         --config FILE, by default the quickstart's.
       several: the command also runs as several processes.
-      with_runs: gives a configuration its runs, where its other fields decide them.
+      with_runs: gives a configuration its runs, where its other fields decide which there are; it
+        is told whether a flag names them.
 
     Returns:
       The options, with `changed_fields`, the names of the flags `--config.NAME`, and `settings`,
@@ -164,12 +166,11 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
         changes["data.data_dir"] = data_dir
     options.changed_fields = tuple(changes)
     base = load(options) if load else config_files.load_file(options.config)
-    if load and "runs" in changes:
-        advice = ("other fields decide them; leave it out" if with_runs else
-                  "--run names the one of the workdir's runs to open")
-        raise ConfigError(f"--config.runs={changes['runs']}: {advice}")
+    if load and "runs" in changes and not with_runs:
+        raise ConfigError(f"--config.runs={changes['runs']}: --run names the one of the workdir's "
+                          "runs to open")
     config = overrides.replace(base, changes)
-    config = rules.validate(with_runs(config) if with_runs else config)
+    config = rules.validate(with_runs(config, "runs" in changes) if with_runs else config)
     options.settings = {name: overrides.value(config, name)
                         for name in overrides.differences(base, config)}
     # The fields that a file sets are meant for the runs that it names.

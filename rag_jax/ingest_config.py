@@ -23,6 +23,7 @@ from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.training import workdir as workdirs
 
 DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # runs of a workdir
+RUNS = (*DENSE, *LEXICAL)
 # Fields that an ingest does not read: its passages are those of the documents, and arguments name
 # the questions.
 NOT_READ = (*workdirs.TRAINED_WITH, "data.chunk_words", "data.fictional_countries", "data.world_")
@@ -47,7 +48,10 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
       ConfigError: fields that are wrong, or change nothing; or a library is missing.
     """
     base = base_config(path)
-    config = with_runs(given if isinstance(given, Config) else overrides.replace(base, given or {}))
+    if isinstance(given, Config):
+        config = with_runs(given)
+    else:
+        config = with_runs(overrides.replace(base, given or {}), "runs" in (given or {}))
     not_default = overrides.not_default(config)
     for name in overrides.differences(base, config):
         value = overrides.value(config, name)
@@ -61,23 +65,29 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
         raise ConfigError(f"config.train.document_encoder={config.train.document_encoder}: the "
                           "encoder of passages stays as it is, so that documents can be added; set "
                           "frozen")
-    if config.runs == LEXICAL and (missing := bm25_missing("documents")):
+    if overrides.lexical(config) and (missing := bm25_missing("documents")):
         raise ConfigError(f"without an encoder, words are searched by BM25: {missing}")
     return rules.validate(config)
 
 
-def with_runs(config: Config) -> Config:
+def with_runs(config: Config, named: bool = False) -> Config:
     """The configuration with the runs that can be asked: those of BM25 where there is no encoder.
+    Those that it names come first: the first one is trained, and asked where nobody names another.
+
+    named: its runs are named for its encoders, and are no others; else those of before may differ.
 
     Raises:
       ConfigError: it names other runs.
     """
-    if not isinstance(config.runs, tuple) or not {*config.runs} <= {*DENSE, *LEXICAL}:
+    encoders = {"query_encoder", "document_encoder"} & set(config.model.sources)
+    runs = DENSE if encoders else LEXICAL
+    known = {*(runs if named else RUNS)}
+    if not isinstance(config.runs, tuple) or not {*config.runs} <= known:
         raise ConfigError(f"config.runs={overrides.shown(config.runs)}: a workdir of documents has "
                           f"the runs {', '.join(DENSE)} with an encoder, {', '.join(LEXICAL)} "
-                          "without; leave it out")
-    encoders = {"query_encoder", "document_encoder"} & set(config.model.sources)
-    return dataclasses.replace(config, runs=DENSE if encoders else LEXICAL)
+                          "without; name one of those that are there, or leave it out")
+    first = [run for run in config.runs if run in runs]
+    return dataclasses.replace(config, runs=tuple(dict.fromkeys((*first, *runs))))
 
 
 def chunking_of(given: Chunking | Mapping[str, Any] | None, earlier: Record | None) -> Chunking:

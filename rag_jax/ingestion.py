@@ -428,6 +428,7 @@ class _Words:
 def _settings(config: Config) -> dict[str, Any]:
     """The sections of a configuration that an index or its passages may depend on."""
     values = json.loads(json.dumps(dataclasses.asdict(config)))
+    values["runs"] = [run for run in ingest_config.RUNS if run in config.runs]  # in any order
     return {name: values[name] for name in ("seed", "runs", "data", "model", "retrieval")}
 
 

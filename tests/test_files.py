@@ -233,6 +233,23 @@ def test_what_is_replaced_goes_when_the_new_is_whole(tmp_path):
 
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(),
                     reason="needs /dev/full, Linux's file on a full disk")
+def test_steps_are_folders_that_are_named_as_we_name_them(tmp_path, monkeypatch):
+    for name in ("10", "2", "07", "3x", "damaged-4", "indexes"):
+        (tmp_path / "run" / name).mkdir(parents=True)
+    (tmp_path / "run" / "5").touch()
+    (tmp_path / "data").mkdir()
+    assert files.steps_in(tmp_path / "run") == [2, 10]
+    assert files.steps_in(tmp_path / "none") == files.steps_in(tmp_path / "run" / "5") == []
+    assert files.stages_in(tmp_path) == {"run"} and files.stages_in(tmp_path / "none") == set()
+
+    def listdir(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(PermissionError):  # for training that would begin again
+        files.steps_in(tmp_path / "run")
+
+
 def test_an_error_of_a_full_disk_names_what_is_written(tmp_path):
     """It was "61220 requested and 4064 written", or had no name."""
     def fill():

@@ -299,6 +299,7 @@ def test_a_folder_that_was_renamed_is_the_same(folder, tmp_path, reads):
     ({"generator_warmup.steps": 9}, "generator_warmup.steps=9: would change nothing"),
     ({"runs": "fid"}, "config.runs=fid: a workdir of documents has the runs rag_token, rag_seq"),
     ({"runs": 5}, "config.runs=5: a workdir of documents has the runs"),
+    ({"runs": ("rag_token", "bm25")}, "config.runs=rag_token,bm25: a workdir of documents has"),
     ({"train.document_encoder": "refresh", "retrieval.where": "device"},
      "document_encoder=refresh: the encoder of passages stays as it is.* set frozen")])
 def test_fields_that_would_change_nothing_or_too_much_are_refused(folder, tmp_path, fields, told):
@@ -573,12 +574,30 @@ def test_a_folder_of_words_becomes_hybrid_in_one_command(folder, tmp_path, tower
     argv = [str(folder), f"--workdir={tmp_path / 'run'}",
             *(f"--config.{name}={value}" for name, value in SMALL.items())]
     ingest.main(argv)
-    with pytest.raises(ConfigError, match="config.runs=bm25: other fields decide them"):
-        ingest.main([*argv, "--config.runs=bm25"])
+    with pytest.raises(ConfigError, match="config.runs=rag_token: a workdir of documents has"):
+        ingest.main([*argv, "--config.runs=rag_token"])
     ingest.main([*argv, encoder, "--config.retrieval.retriever=hybrid"])
     rag = rag_jax.load(tmp_path / "run")
     assert isinstance(rag.index, HybridIndex)
     assert {passage.source.file for passage in rag.retrieve("Norway?", k=6)[0]} == {*TEXTS}
+
+
+def test_the_run_that_is_named_is_trained_and_asked(folder, tmp_path, towers, monkeypatch):
+    """It was told nothing, and the other one was."""
+    asked = []
+    monkeypatch.setattr("rag_jax.training.run.train", lambda config, path: asked.append(config))
+    config = {**SMALL, **towers}
+    assert rag_jax.ingest(folder, tmp_path / "run", config=config).embedded
+    ingest.main([str(folder), f"--workdir={tmp_path / 'run'}", "--config.runs=rag_sequence"])
+    assert not rag_jax.ingest(folder, tmp_path / "run").embedded
+    rag = rag_jax.load(tmp_path / "run")
+    assert (rag.run, rag.job.model.kind) == ("rag_sequence", "sequence")
+    assert rag_jax.load(tmp_path / "run", "rag_token").job.model.kind == "token"
+    for changes in ({}, {"runs": ("rag_token",)}):
+        ingestion.fine_tune(tmp_path / "run", "train.jsonl", "dev.jsonl", config=changes)
+    assert [config.runs for config in asked] == [("rag_sequence",), ("rag_token",)]
+    with pytest.raises(ConfigError, match="config.runs=bm25: .* name one of those that are there"):
+        ingest.main([str(folder), f"--workdir={tmp_path / 'run'}", "--config.runs=bm25"])
 
 
 def test_an_encoder_alone_finds_on_the_devices_and_a_damaged_index_is_embedded_again(

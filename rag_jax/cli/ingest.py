@@ -58,10 +58,10 @@ def _base(options: argparse.Namespace) -> Config:
     return base_config(options.workdir)
 
 
-def _with_runs(config: Config) -> Config:
+def _with_runs(config: Config, named: bool) -> Config:
     from rag_jax.ingest_config import with_runs
 
-    return with_runs(config)
+    return with_runs(config, named)
 
 
 def _lines(options: argparse.Namespace, done) -> list[str]:

@@ -142,10 +142,9 @@ def _check_unused(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
       ConfigError: something other than test results has been made from the data.
     """
     what = "\n".join(f"  {line}" for line in changed.values())
-    uses = sorted({path.parent.name for path in workdir.glob("*/*")
-                   if files.step_of(path.name) is not None}
-                  | {path.parent.name for path in workdir.glob("indexes*/[!.]*")
-                     if not path.parent.is_symlink()})
+    indexes = {path.parent.name for path in workdir.glob("indexes*/[!.]*")
+               if not path.parent.is_symlink()}
+    uses = sorted(files.stages_in(workdir) | indexes)
     if uses and changed.keys() != {"test"}:
         raise ConfigError(
             f"{workdir}: {', '.join(uses)} were made from other data than there are now:\n{what}\n"

@@ -55,9 +55,8 @@ def answering(workdir: pathlib.Path) -> pathlib.Path:
     """The workdir of the models that answer: this one, or the trained one in it if it has a
     checkpoint."""
     trained = workdir / TRAINED
-    done = exists(workdir) and any(  # a checkpoint of a run
-        files.step_of(step.name) is not None for run in trained.glob("*/eval.json")
-        for step in run.parent.iterdir())
+    done = exists(workdir) and any(
+        files.steps_in(run.parent) for run in trained.glob("*/eval.json"))
     return trained if done else workdir
 
 

@@ -260,9 +260,8 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def _steps(self) -> list[int]:
         """Steps whose folders are not empty, ascending, damaged ones too."""
-        return sorted(step for name in _names_in(self.directory)
-                      if (step := files.step_of(name)) is not None
-                      and _names_in(self.directory / name))
+        return [step for step in files.steps_in(self.directory)
+                if _has_content(self._folder(step))]
 
     def _complete(self) -> list[int]:
         """The complete ones of `_steps`."""
@@ -507,13 +506,12 @@ class Checkpointer(contextlib.AbstractContextManager):
         return f"other steps there: {', '.join(map(str, others))}"
 
 
-def _names_in(folder: pathlib.Path) -> list[str]:
-    """The names in a folder; [] where it does not exist, as a step may be removed meanwhile. Glob
-    also gives [] for a folder that cannot be read, so that training would begin again at step 0."""
+def _has_content(folder: pathlib.Path) -> bool:
+    """Whether a folder is there and holds more than hidden files."""
     try:
-        return [name for name in os.listdir(folder) if not name.startswith(".")]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        return any(not name.startswith(".") for name in os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):  # it has been removed meanwhile
+        return False
 
 
 def _content(step, params, opt_state, meta, metrics) -> dict[str, Any]:

@@ -231,26 +231,22 @@ def length_notes(resolved: Config) -> list[str]:
             ] if 0 < longest < read else []
 
 
-def unfinished_notes(config: Config) -> list[str]:
-    """A warning for each workdir among the sources whose warm-up has not come to its end."""
-    lines = {}
-    for tower, source in config.model.sources.items():
-        stage, path = "generator" if tower == "generator" else "retriever", pathlib.Path(source)
-        if not (workdir.exists(source) and is_prepared(path) and (path / stage).is_dir()):
-            continue  # what `convert` writes has no data
-        taken = workdir.steps_taken(path / stage)
-        steps = getattr(workdir.read(path), f"{stage}_warmup").steps
-        if taken < steps:
-            lines[f"warning: {source}: its warm-up of the {stage} has taken {taken} of {steps} "
-                  "steps, and what starts from it starts from there. For all of them, finish it "
-                  "first, with the command that began it"] = None
-    return list(lines)
+def warn_of_unfinished(config: Config) -> None:
+    """Warns of workdirs among the sources whose warm-up has not come to its end."""
+    for source, stage in dict.fromkeys(
+            (source, "generator" if tower == "generator" else "retriever")
+            for tower, source in config.model.sources.items() if workdir.exists(source)):
+        path = pathlib.Path(source)
+        if is_prepared(path):  # what `convert` writes has no data
+            workdir.warn_of_unfinished(
+                path / stage, getattr(workdir.read(path), f"{stage}_warmup").steps,
+                ", and what starts from it starts from there")
 
 
 def notes(asked: Config, resolved: Config) -> list[str]:
     """The fields that `resolve` set beside the architecture, a warning about encoders that were not
-    trained together, `length_notes` and `unfinished_notes`."""
-    lines = [*length_notes(resolved), *unfinished_notes(resolved)]
+    trained together, and `length_notes`."""
+    lines = length_notes(resolved)
     sources = asked.model.sources
     if (longest := resolved.data.max_passage_length) != asked.data.max_passage_length:
         lines.append(f"{sources['document_encoder']}: config.data.max_passage_length={longest}, as "

@@ -138,6 +138,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     asked, config = config, pretrained.resolve(config)
     for line in pretrained.notes(asked, config):
         hosts.say(line)
+    pretrained.warn_of_unfinished(config)
     retrievers = {overrides.for_run(config, run).retrieval.retriever for run in config.runs}
     if retrievers - {"dpr"} and (missing := bm25_missing()):
         raise ConfigError(f"config.retrieval.retriever: BM25 needs {missing}")
@@ -266,7 +267,6 @@ def _trained(path: pathlib.Path, asked: Sequence[str]) -> list[str]:
         with Checkpointer(path / run, read_only=True) as checkpointer:
             latest = checkpointer.latest_step()
         trained += [run] * (latest is not None and latest >= steps)
-        if latest is not None and latest < steps and run not in asked:
-            hosts.say(f"run {run} has taken {latest} of {steps} steps, and is left out of the "
-                      f"report; --config.runs={run} finishes it")
+        if run not in asked:
+            workdir.warn_of_unfinished(path / run, steps, ", and is left out of the report")
     return trained

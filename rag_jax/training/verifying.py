@@ -156,7 +156,7 @@ def _record(path: pathlib.Path, what: str, read: Callable[[pathlib.Path], Any]) 
 
 
 def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
-    if not (steps := _steps(folder)):
+    if not (steps := files.steps_in(folder)):
         return
     with Checkpointer(folder, read_only=True) as checkpointer:
         for step in steps:
@@ -170,12 +170,6 @@ def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
                     raise  # the machine could not read it
                 damage.append(str(error))
             yield Part(str(path), "checkpoint", damage)
-
-
-def _steps(folder: pathlib.Path) -> list[int]:
-    """The steps of which a stage has folders, ascending, empty ones too."""
-    return sorted(step for path in _folders(folder)
-                  if (step := files.step_of(path.name)) is not None)
 
 
 def _folders(path: pathlib.Path) -> list[pathlib.Path]:

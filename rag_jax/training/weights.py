@@ -81,9 +81,8 @@ def _difference(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _made_from(path: pathlib.Path, names: Iterable[str]) -> list[str]:
     """What a workdir has that was made from the weights of these: indexes, and runs that began."""
-    made: dict[str, None] = {}
+    made, saved = {}, workdir.read(path)
     for name in names:
-        saved = workdir.read(path)
         if name in pretrained.ENCODERS and any((path / "indexes").glob("[!.]*")):
             made["indexes"] = None
         made |= dict.fromkeys(

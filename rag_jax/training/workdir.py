@@ -84,7 +84,7 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
     file, began = workdir / "config.json", False
     if file.exists():
         earlier = read(workdir)
-        began = is_prepared(workdir) or any(map(_steps, workdir.iterdir()))
+        began = is_prepared(workdir) or bool(files.stages_in(workdir))
         if overrides.lexical(config) and began:
             kept = {name: getattr(earlier.model, name) for name in ENCODER_SECTIONS}
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
@@ -101,7 +101,7 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
                               "use the same values, or another --workdir")
         config = dataclasses.replace(
             config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
-    elif workdir.is_dir() and any(map(_steps, workdir.iterdir())):
+    elif files.stages_in(workdir):
         hosts.warn(f"{workdir} has checkpoints, and its config.json is missing: they are taken to "
                    "be of this configuration")
     if not began:
@@ -153,7 +153,7 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
         return False
     stage = FIRST_READ_BY[prefix]
     folders = [workdir / folder for folder in (earlier.runs if stage is None else (stage,))]
-    begun = [folder for folder in folders if _steps(folder)]
+    begun = [folder for folder in folders if has_checkpoint(folder)]
     if not name.removeprefix(prefix).startswith(RATES):
         return not begun
     last = value(earlier, f"{prefix}steps")
@@ -198,27 +198,24 @@ def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
                           "for a fixed one")
 
 
-def _steps(folder: pathlib.Path) -> list[int]:
-    """The steps of which a stage has checkpoints."""
-    return [step for path in folder.glob("[0-9]*")
-            if (step := files.step_of(path.name)) is not None]
-
-
 def has_checkpoint(folder: pathlib.Path) -> bool:
     """Whether a stage has one, be it of step 0."""
-    return bool(_steps(folder))
+    return bool(files.steps_in(folder))
 
 
 def steps_taken(folder: pathlib.Path) -> int:
     """The step of a stage's last checkpoint; 0 without one."""
-    return max(_steps(folder), default=0)
+    return max(files.steps_in(folder), default=0)
 
 
-def warn_of_unfinished(folder: pathlib.Path, steps: int) -> None:
-    """Warns where a run has begun and not taken all its steps."""
+def warn_of_unfinished(folder: pathlib.Path, steps: int, use: str = "") -> None:
+    """Warns where a stage has begun and not taken all its steps.
+
+    use: what is made of it, or not, as it is.
+    """
     if has_checkpoint(folder) and (taken := steps_taken(folder)) < steps:
-        hosts.warn(f"{folder}: has taken {taken} of {steps} steps; to finish it, give the command "
-                   "again that began it")
+        hosts.warn(f"{folder}: has taken {taken} of {steps} steps{use}; to finish it, give the "
+                   "command again that began it")
 
 
 def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> None:
@@ -240,7 +237,7 @@ def has_stopped(folder: pathlib.Path) -> bool:
     if not file.is_file():
         return False
     kept = read_sealed(file).get("checkpoint")
-    return max(_steps(folder), default=None) == kept
+    return max(files.steps_in(folder), default=None) == kept
 
 
 def exists(path: str | pathlib.Path) -> bool:
@@ -300,7 +297,7 @@ def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> s
     """
     if named is None:
         began = (run for run in config.runs
-                 if (workdir / run / "eval.json").is_file() or _steps(workdir / run))
+                 if (workdir / run / "eval.json").is_file() or has_checkpoint(workdir / run))
         return next(began, config.runs[0])
     if named not in config.runs:
         raise ConfigError(f"{named!r} is no run: {workdir} has the runs {', '.join(config.runs)}")

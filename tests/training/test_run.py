@@ -68,9 +68,10 @@ def test_a_run_that_is_not_finished_is_named(tmp_path, capsys):
     config, work = small_workdir.make(tmp_path)
     capsys.readouterr()
     assert config.train.steps > 3 and run._trained(work, ("frozen",)) == []
-    assert (f"run rag_token has taken 3 of {config.train.steps} steps, and is left out of the "
-            "report; --config.runs=rag_token finishes it") in capsys.readouterr().out
-    assert run._trained(work, ("rag_token",)) == [] and not capsys.readouterr().out
+    assert capsys.readouterr().err == (
+        f"warning: {work}/rag_token: has taken 3 of {config.train.steps} steps, and is left out of "
+        "the report; to finish it, give the command again that began it\n")
+    assert run._trained(work, ("rag_token",)) == [] and not capsys.readouterr().err
     for steps in (3, 4):
         workdir.warn_of_unfinished(work / "rag_token", steps)
     warned = capsys.readouterr().err

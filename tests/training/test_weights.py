@@ -144,7 +144,7 @@ def step_of(folder, step, value):
         checkpointer.save(step, {"generator": jnp.full(4, value)}, {"m": np.ones(2)}, {})
 
 
-def test_a_warm_up_that_goes_on_is_other_weights(tmp_path):
+def test_a_warm_up_that_goes_on_is_other_weights(tmp_path, capsys):
     """The source was a workdir whose warm-up had been stopped half way, and was finished later: two
     runs of one workdir began from different weights."""
     source = workdir.start(overrides.replace(Config(), {"generator_warmup.steps": 6}),
@@ -153,14 +153,17 @@ def test_a_warm_up_that_goes_on_is_other_weights(tmp_path):
     (source / "data" / DONE).touch()
     step_of(source / "generator", 4, 1.0)
     asked = overrides.replace(Config(), {"model.generator.pretrained": str(source)})
-    note = "source: its warm-up of the generator has taken 4 of 6 steps"
-    assert note in "".join(pretrained.notes(asked, asked))
+    pretrained.warn_of_unfinished(asked)
+    assert capsys.readouterr().err == (
+        f"warning: {source}/generator: has taken 4 of 6 steps, and what starts from it starts from "
+        "there; to finish it, give the command again that began it\n")
     work = workdir.start(asked, tmp_path / "work")
     weights.check(asked, work, ("generator",))
     began(work)
     weights.check(asked, work, ("generator",))
     step_of(source / "generator", 6, 2.0)
-    assert "warm-up" not in "".join(pretrained.notes(asked, asked))
+    pretrained.warn_of_unfinished(asked)
+    assert not capsys.readouterr().err
     with pytest.raises(ConfigError, match="work: rag_token were made .*\n  generator, from .*source"
                        ": read then: generator/4; read now: generator/6\n"):
         weights.check(asked, work, ("generator",))
