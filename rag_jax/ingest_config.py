@@ -35,7 +35,13 @@ def base_config(workdir: str | os.PathLike[str]) -> Config:
     without training; with the `config.train` of `fine_tune` since then, if there was one."""
     path = pathlib.Path(workdir).absolute()
     check_ours(path)
-    config = workdirs.read(path) if workdirs.exists(path) else Config(train=TrainConfig(steps=0))
+    config = Config(train=TrainConfig(steps=0))
+    if _is_ours(path) and (path / "config.json").is_file():
+        try:
+            config = workdirs.read(path)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or remove it, and run rag_jax.ingest again with the same "
+                              "settings") from None
     if workdirs.exists(path / TRAINED):
         config = dataclasses.replace(config, train=workdirs.read(path / TRAINED).train)
     return config
@@ -117,8 +123,12 @@ def chunking_of(given: Chunking | Mapping[str, Any] | None, earlier: Record | No
 
 def check_ours(path: pathlib.Path) -> None:
     """Raises ConfigError for a workdir of `train`."""
-    if workdirs.exists(path) and not (record_files.exists(path) or (path / INDEX).exists()):
+    if workdirs.exists(path) and not _is_ours(path):
         raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.train; name another")
+
+
+def _is_ours(path: pathlib.Path) -> bool:
+    return record_files.exists(path) or (path / INDEX).exists()
 
 
 def check_folder(earlier: Record, source: pathlib.Path, path: pathlib.Path) -> None:
@@ -149,9 +159,13 @@ def _is_same(folder: pathlib.Path, other: pathlib.Path) -> bool:
 
 def check_trained(config: Config, path: pathlib.Path) -> None:
     """Raises ConfigError for a field of another value than the models that were trained in the
-    workdir have."""
+    workdir have, or encoders of other weights: what they embed, those models would not find."""
     if not is_prepared(path / TRAINED):
         return
+    from rag_jax.training import weights  # reads models, which most ingests do not
+
+    weights.check(config, path / TRAINED, [
+        tower for tower in ("query_encoder", "document_encoder") if tower in config.model.sources])
     before = workdirs.read(path)
     for name in overrides.differences(before, config):
         if name.startswith(("seed", "data.", "model.", "retrieval.")) and not name.startswith(

@@ -100,7 +100,7 @@ def ingest(folder: Path, workdir: Path, *, chunking: Chunking | Mapping[str, int
         raise ConfigError("documents are known by their names, which are taken for "
                           f"{sys.getfilesystemencoding()} here: set LC_ALL=C.UTF-8, or another "
                           "locale of UTF-8, and leave out PYTHONUTF8=0")
-    ingest_config.check_ours(path)
+    ingest_config.base_config(path)  # complains before anything is written, as the next line
     workdirs.check_place(path)
     with locks.own(path):
         files.remove_leftovers(path, alone=True)

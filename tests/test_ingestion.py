@@ -466,9 +466,14 @@ def test_what_cannot_be_ingested_says_why(folder, tmp_path):
     assert record_files.read(record.parent)._asdict() == content, "of an earlier version"
     for damaged in ({**content, "files": {"a": 3}}, {"folder": "x"}):
         record.write_text(json.dumps(damaged))
-        fails("ingest.json: is damaged")
+        fails("ingest.json: is damaged; remove it, and run rag_jax.ingest again")
     record.write_text(record.read_text()[:-9])
-    fails("ingest.json")
+    fails("ingest.json.* Or remove it, and run rag_jax.ingest again")
+    record.unlink()
+    file = tmp_path / "run" / "config.json"
+    for text in (file.read_text()[:-9], ""):
+        file.write_text(text)
+        fails("config.json is damaged.*; or remove it, and run rag_jax.ingest again with")
 
 
 def test_of_a_folder_without_any_text_the_index_stays_and_that_is_said(folder, tmp_path):
@@ -588,8 +593,9 @@ def test_the_run_that_is_named_is_trained_and_asked(folder, tmp_path, towers, mo
     monkeypatch.setattr("rag_jax.training.run.train", lambda config, path: asked.append(config))
     config = {**SMALL, **towers}
     assert rag_jax.ingest(folder, tmp_path / "run", config=config).embedded
+    index = current(tmp_path / "run" / "index")
     ingest.main([str(folder), f"--workdir={tmp_path / 'run'}", "--config.runs=rag_sequence"])
-    assert not rag_jax.ingest(folder, tmp_path / "run").embedded
+    assert current(tmp_path / "run" / "index") == index, "it is the same for both"
     rag = rag_jax.load(tmp_path / "run")
     assert (rag.run, rag.job.model.kind) == ("rag_sequence", "sequence")
     assert rag_jax.load(tmp_path / "run", "rag_token").job.model.kind == "token"
@@ -708,6 +714,15 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     moved.rename(tmp_path / "run")
     with pytest.raises(ConfigError, match="max_passage_length: .*was trained with 16"):
         ingest.main([*argv[:2], "--config.data.max_passage_length=31"])
+    file = pathlib.Path(towers["model.retriever.pretrained"]) / "model.safetensors"
+    content, index = file.read_bytes(), current(tmp_path / "run" / "index")
+    try:  # the index would be of an encoder that the trained model does not have
+        file.write_bytes(content[:-1] + b"x")
+        with pytest.raises(ConfigError, match="trained: .* were made from other weights than"):
+            ingest.main(argv[:2])
+    finally:
+        file.write_bytes(content)
+    assert current(tmp_path / "run" / "index") == index
     with pytest.raises(ConfigError, match="no generator that could learn"):
         ingestion.fine_tune(tmp_path / "run", "", "", config={"model.generator.pretrained": ""})
     written(folder, {"late.txt": "Rabat."})

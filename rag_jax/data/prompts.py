@@ -87,6 +87,7 @@ class PromptFormat(GeneratorFormat):
                          max_length, uncased_questions=uncased_questions)
         self.begin, self._before_passage = tokenizer.encode_part(
             parts.before, first=True, complete=parts.ending is not None)
+        self.begin_alone = tokenizer.encode_written("", first=True)
         self._between, self._before_question = tokenizer.encode_part(parts.between)
         self.room, self.foot = max_length - len(self.begin), []
         self._after, self.start = after[:-1], after[-1]

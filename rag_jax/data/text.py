@@ -346,6 +346,7 @@ class GeneratorFormat:
         self.like_hugging_face = like_hugging_face
         self.question_first, self.uncased_questions = question_first, uncased_questions
         self.begin, self.foot = begin(tokenizer), [tokenizer.end]  # around every input
+        self.begin_alone = self.begin  # before a text by itself
         self.start: int | None = None  # the decoder's first input, where inputs decide it
         # Tokens of passage and question that there is room for between them.
         self.room = max_length - len(self.begin) - 1
@@ -381,8 +382,8 @@ class GeneratorFormat:
     def alone(self, texts: Sequence[str], max_length: int) -> list[list[int]]:
         """<s> text </s>, as a classifier's decoder reads a question; cut before </s>."""
         rows = self.tokenizer.encode([" ".join(text.split()) for text in texts])
-        room = max_length - len(self.begin) - 1
-        return [[*self.begin, *row[:room], self.tokenizer.end] for row in rows]
+        room = max_length - len(self.begin_alone) - 1
+        return [[*self.begin_alone, *row[:room], self.tokenizer.end] for row in rows]
 
     def joined_length(self, passage: np.ndarray, question: np.ndarray) -> np.ndarray:
         """Length of a joined input, from the lengths of its passage and its question."""

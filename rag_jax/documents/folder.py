@@ -5,10 +5,13 @@ import hashlib
 import os
 import pathlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
+from rag_jax.data import inputs
 from rag_jax.documents.document import Unreadable, UnreadableNow
 from rag_jax.documents.read import LARGEST_FILE, UNKNOWN_KIND, reader_of
+from rag_jax.documents.workdir import RECORD
+from rag_jax.retrieval.versions import POINTER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +32,8 @@ class FolderEntry:
 def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
     """All files of a folder and of the folders in it; or `source` itself, if it is a file.
 
-    Hidden ones, whose names begin with a dot, are skipped. Links are not followed.
+    Hidden ones, whose names begin with a dot, are skipped. Links are not followed. A workdir of
+    this package, or an index, is one entry: its passages may be those of documents that are gone.
     """
     if not source.is_dir():
         yield _looked_at(source.name, source)
@@ -37,7 +41,12 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
     unlisted: list[OSError] = []
     for parent, folders, names in os.walk(source, onerror=unlisted.append):
         directory = pathlib.Path(parent)
-        links = [name for name in folders if (directory / name).is_symlink()]
+        if directory != source and _is_ours(directory, names):
+            folders.clear()
+            yield FolderEntry(_shown(directory.relative_to(source).as_posix()), directory,
+                              Unreadable("it is a workdir or an index of rag_jax"))
+            continue
+        links = [name for name in folders if os.path.islink(directory / name)]
         folders[:] = [name for name in folders if name[0] != "."]
         for name in [*names, *links]:
             if name[0] != ".":
@@ -45,21 +54,32 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
                 yield _looked_at(path.relative_to(source).as_posix(), path)
     for error in unlisted:
         path = pathlib.Path(error.filename)
-        name = os.fsencode(path.relative_to(source).as_posix()).decode("utf-8", "backslashreplace")
-        yield FolderEntry(name, path, _unread(error, "its files cannot be listed"))
+        yield FolderEntry(_shown(path.relative_to(source).as_posix()), path,
+                          _unread(error, "its files cannot be listed"))
+
+
+def _is_ours(folder: pathlib.Path, names: Collection[str]) -> bool:
+    """Whether a folder with files of these names is a workdir of this package, or an index."""
+    return RECORD in names or POINTER in names or (
+        "config.json" in names and os.path.isfile(folder / "data" / inputs.RECORD))
+
+
+def _shown(name: str) -> str:
+    """The name of a file as a text; one that is not UTF-8 begins with "./", as no other does."""
+    shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return name if shown == name else f"./{shown}"
 
 
 def _looked_at(name: str, path: pathlib.Path) -> FolderEntry:
-    shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-    if shown != name:
+    if (shown := _shown(name)) != name:
         return FolderEntry(shown, path, Unreadable("its name is not UTF-8; rename it"))
-    if path.is_symlink():
-        return FolderEntry(name, path, Unreadable(
-            "it is a link, which may lead anywhere; put the file in its place"))
     try:
-        status = path.stat()
+        status = path.lstat()
     except OSError as error:
         return FolderEntry(name, path, _unread(error))
+    if stat.S_ISLNK(status.st_mode):
+        return FolderEntry(name, path, Unreadable(
+            "it is a link, which may lead anywhere; put the file in its place"))
     if not stat.S_ISREG(status.st_mode):
         return FolderEntry(name, path, Unreadable("it is no file: a pipe, a socket or a device"))
     if reader_of(name) is None:

@@ -9,16 +9,26 @@ from typing import Any
 from rag_jax.documents.document import BASE, RAISED, Document, Writer
 from rag_jax.documents.plain import decoded, decoded_with_damage, encoding_named
 
-HIDDEN = {"script", "style", "noscript", "template", "svg", "head", "iframe", "object", "select",
-          "video", "audio", "canvas", "datalist", "noembed", "noframes", "rp"}
-INLINE = {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "data", "del", "dfn",
-          "em", "font", "i", "img", "ins", "kbd", "label", "mark", "q", "rp", "rt", "ruby", "s",
-          "samp", "small", "span", "strike", "strong", "sub", "sup", "time", "tt", "u", "var",
-          "wbr"}
+BOXES = {"audio", "canvas", "iframe", "object", "select", "svg", "video"}  # without their content
+HIDDEN = BOXES | {"annotation", "annotation-xml", "datalist", "head", "noembed", "noframes",
+                  "noscript", "rp", "script", "style", "template"}
+# All other elements, unknown ones too, are parts of a line.
+BLOCKS = BOXES | {
+    "address", "article", "aside", "blockquote", "body", "button", "caption", "center", "col",
+    "colgroup", "details", "dialog", "dir", "div", "dl", "embed", "fieldset", "figcaption",
+    "figure", "footer", "form", "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "header",
+    "hgroup", "hr", "html", "input", "legend", "listing", "main", "marquee", "menu", "meter", "nav",
+    "ol", "optgroup", "option", "p", "plaintext", "pre", "progress", "search", "section", "summary",
+    "table", "tbody", "textarea", "tfoot", "thead", "ul", "xmp"}
 EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "param",
          "source", "track", "wbr"}  # have no content, in HTML too
-LINES = {"br", "dd", "dt", "li", "td", "th", "tr"}  # begin a line, but no paragraph
+LINES = {"br", "dd", "dt", "li", "mtd", "mtr", "td", "th", "tr"}  # begin one, but no paragraph
+# What stands before the parts of a part of an equation.
+EQUATIONS = {"mfrac": ("", "/"), "msub": ("", "_"), "msup": ("", "^"), "msubsup": ("", "_", "^")}
 MOST_RAISED = 8  # nodes in a raised text that is taken for a number
+# Codecs of Python that are no encodings of pages: browsers ignore their names.
+_NO_PAGES = {"charmap", "idna", "palmos", "punycode", "raw-unicode-escape", "undefined",
+             "unicode-escape", "utf-7"}
 _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
 _DECLARED = re.compile(rb"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([A-Za-z0-9_:.-]{1,40})["']""")
@@ -58,13 +68,21 @@ def _decoded(content: bytes, xml: bool) -> tuple[str, tuple[str, ...]]:
     label = declared or meta if xml else meta or declared
     marked = content.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if label and not marked:
-        encoding = encoding_named(label[1].decode())
+        encoding = _encoding_of(label[1].decode())
         with contextlib.suppress(LookupError, UnicodeError):
             return content.decode(encoding), ()
         with contextlib.suppress(LookupError, UnicodeError):
             if almost := decoded_with_damage(content, encoding):
                 return almost
     return decoded(content)
+
+
+def _encoding_of(label: str) -> str:
+    """Python's name of the encoding that a page declares; "" = browsers ignore it."""
+    with contextlib.suppress(LookupError):
+        if codecs.lookup(name := encoding_named(label)).name not in _NO_PAGES:
+            return name
+    return ""
 
 
 def _as_html(markup: re.Match[str]) -> str:
@@ -87,10 +105,14 @@ def _write(body: Any, writer: Writer, headed: bool = True) -> None:
         hidden = not done and _is_hidden(node)
         if tag == "sup" and not hidden:
             writer.text(_around(node, writer.last)[done])
-        elif tag == "-text":
+        elif tag == "-text" and node.parent.tag not in EQUATIONS:
             writer.text(_SPACE.sub(" ", node.text(deep=False)))
-        elif not tag.startswith("-") and tag not in INLINE:
-            writer.text("\n" if tag in LINES else "\n\n")
+        elif not (done or hidden) and node.parent.tag in EQUATIONS:
+            writer.text(_joint(node))
+        elif tag in LINES:
+            writer.text("\n")
+        elif tag in BLOCKS:
+            writer.text("\n\n")
             if headed and not (done or hidden) and (level := _LEVEL.fullmatch(tag)):
                 shown = Writer()
                 _write(node, shown, headed=False)
@@ -102,6 +124,16 @@ def _write(body: Any, writer: Writer, headed: bool = True) -> None:
         else:
             done = node.next is None
             node = node.next or node.parent
+
+
+def _joint(node: Any) -> str:
+    """What joins a part of a fraction or a power to the part before it."""
+    joints, before = EQUATIONS[node.parent.tag], node.prev
+    place = 0
+    while before is not None and place < len(joints):
+        place += not before.tag.startswith("-")
+        before = before.prev
+    return joints[place] if place < len(joints) and not node.tag.startswith("-") else ""
 
 
 def _around(node: Any, last: str) -> tuple[str, str]:

@@ -29,6 +29,8 @@ ENCODINGS = {name: encoding for encoding, names in {
     "cp932": ("shift-jis", "sjis", "x-sjis"),
     "cp949": ("euc-kr", "ks-c-5601-1987", "korean"),
     "gb18030": ("gb2312", "gbk", "x-gbk"),
+    "iso-8859-8": ("iso-8859-8-i", "logical"),
+    "mac-cyrillic": ("x-mac-cyrillic", "x-mac-ukrainian"),
     "big5hkscs": ("big5", "big5-hkscs"),
     "utf-8": ("utf-16", "utf-16le", "utf-16be")}.items() for name in names}
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # not text in any encoding that is guessed
@@ -68,11 +70,14 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
         import chardetng_py  # only if the encoding must be guessed
 
         encoding = encoding_named(chardetng_py.detect(sample))
+        guess = f"read as {encoding}, by a guess: it is not UTF-8"
         try:
-            return content.decode(encoding), (f"read as {encoding}, by a guess: it is not UTF-8",)
-        except UnicodeDecodeError:
-            raise Unreadable(f"byte {error.start} is not UTF-8, and it is not {encoding} "
-                             "either; convert it to UTF-8") from None
+            return content.decode(encoding), (guess,)
+        except UnicodeDecodeError as other:
+            if almost := decoded_with_damage(content, encoding):
+                return almost[0], (guess, *almost[1])
+            raise Unreadable(f"byte {error.start} is not UTF-8, and byte {other.start} is not "
+                             f"{encoding} either; convert it to UTF-8") from None
 
 
 def encoding_named(name: str) -> str:
@@ -127,12 +132,17 @@ def read_markdown(content: bytes) -> Document:
 def read_csv(content: bytes) -> Document:
     """A table with a header; every row becomes a paragraph "column: value; ..."."""
     text, remarks = decoded(content)
-    first = _LINE.split(text.lstrip(), maxsplit=1)[0]
-    separator = _SEPARATOR.fullmatch(first.rstrip())
-    between = separator[1] if separator else _separator(text, _QUOTED.sub("", first))
+    begin = text.lstrip()[:GUESSED_FROM]
+    separator = _SEPARATOR.fullmatch(_first_line(begin).rstrip())
+    # The quoted fields may contain line ends.
+    between = separator[1] if separator else _separator(text, _first_line(_QUOTED.sub("", begin)))
     if _is_open(text, between):
         remarks = (*remarks, "a quote is never closed: all that follows it is one field")
     return _headed_table(text, between, remarks)
+
+
+def _first_line(text: str) -> str:
+    return _LINE.split(text, maxsplit=1)[0]
 
 
 def read_tsv(content: bytes) -> Document:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from rag_jax import files
 from rag_jax.errors import UserError
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
+from rag_jax.retrieval.protocol import RetrievalError
 
 # Messages for workdirs without an encoder or a generator.
 NO_ENCODER = ("Passages are found by their words (BM25). An encoder finds what is meant: run "
@@ -70,16 +71,20 @@ def read(workdir: pathlib.Path) -> Record:
     """The record of a workdir.
 
     Raises:
-      RetrievalError, UserError: it is damaged.
+      UserError: it is damaged.
     """
-    content = read_sealed(workdir / RECORD, most=LARGEST)
+    again = "remove it, and run rag_jax.ingest again"
+    try:
+        content = read_sealed(workdir / RECORD, most=LARGEST)
+    except RetrievalError as error:
+        raise UserError(f"{error} Or {again}.") from None
     content.pop("skipped", None)  # of an earlier version: files that are looked at again
     sound = (content.keys() == _FIELDS.keys()
              and all(isinstance(content[name], kind) for name, kind in _FIELDS.items())
              and all(map(_is_file_record, content["files"].values()))
              and isinstance(content["divided_by"].get("chunking"), dict))
     if not sound:
-        raise UserError(f"{workdir / RECORD}: is damaged; remove it, and run rag_jax.ingest again")
+        raise UserError(f"{workdir / RECORD}: is damaged; {again}")
     return Record(**content)
 
 

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import sys
+import tokenize
 import types
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -211,7 +212,7 @@ class Bm25Index(Index):
                                               backend="numpy")
             good = self._fits()
         except (ValueError, KeyError, TypeError, AttributeError, OSError, OverflowError,
-                RecursionError) as error:
+                RecursionError, tokenize.TokenError) as error:  # of the headers of arrays
             raise RetrievalError(
                 f"{path}: bm25/ cannot be read ({error}); build it again.") from None
         if not good:

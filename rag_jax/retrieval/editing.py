@@ -34,7 +34,7 @@ from rag_jax.retrieval.manifest import (
     read_manifest,
 )
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.retrieval.protocol import PassageIdError, RetrievalError
 from rag_jax.retrieval.publish import begin_version, publish_index, publishing
 from rag_jax.retrieval.scann import EXACT_ROW, SMALLEST, ScannSettings
 from rag_jax.retrieval.shards import PassageEmbedder, embed_all, join_shards
@@ -84,7 +84,7 @@ def planned(out: Path, kinds: tuple[str, ...], fingerprint: str | None, added: P
         for passage_id in added.ids():
             row = base.passages.find(passage_id)
             if row is not None and kept[row]:
-                raise RetrievalError(f"{out}: has a passage {passage_id!r}; to replace it, delete "
+                raise PassageIdError(f"{out}: has a passage {passage_id!r}; to replace it, delete "
                                      "it in the same edit.")
         if {*added.token_tables} != {*base.passages.token_tables}:
             raise RetrievalError(

@@ -74,24 +74,18 @@ class HybridIndex(IndexWrapper):
         dense, words = self._scores(queries, ids)
         for scores in (dense, words):
             scores[twice] = -np.inf  # ranks below all others
+        ids, dense, words = _in_order_of_scores(ids, dense, words)
         with np.errstate(invalid="ignore"):
             joined = self._joined(dense, words, queries)
-        joined[twice] = -np.inf
+        joined[np.isneginf(dense)] = -np.inf
         best = merge([SearchResult(ids, joined)], k)
         return best if self.fusion.kind == "convex" else self._ranked(queries, best.ids)
 
     def _ranked(self, queries: np.ndarray, ids: np.ndarray) -> SearchResult:
-        """Rows integers[B, K] in the order of their `logits`; ranks are among these rows alone.
-
-        Rows with equal scores in one index rank there as in the other, and so in this order, too.
-        """
-        def in_order(order: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-            return [np.take_along_axis(each, order, axis=1) for each in columns]
-
-        dense, words = self._scores(queries, ids)
-        ids, dense, words = in_order(np.lexsort((ids, -words, -dense), axis=1), ids, dense, words)
+        """Rows integers[B, K] in the order of their `logits`; ranks are among these rows alone."""
+        ids, dense, words = _in_order_of_scores(ids, *self._scores(queries, ids))
         scores = self._joined(dense, words, queries)
-        return SearchResult(*in_order(np.argsort(-scores, axis=1, stable=True), ids, scores))
+        return SearchResult(*_taken(np.argsort(-scores, axis=1, stable=True), ids, scores))
 
     def logits(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Joined scores float32[B, K] of rows integers[B, K]; ranks are among these rows alone."""
@@ -110,6 +104,19 @@ class HybridIndex(IndexWrapper):
         if self.to_words is None:
             return rows
         return np.flatnonzero(self.to_words >= 0).astype(np.int32)[rows]
+
+
+def _in_order_of_scores(ids: np.ndarray, dense: np.ndarray, words: np.ndarray
+                        ) -> list[np.ndarray]:
+    """Rows integers[B, K] and their scores float32[B, K], by descending inner products. Where the
+    scores of one index are equal, the other decides, and so ranks by place do not depend on the
+    numbers of rows: most passages have no word of a question."""
+    return _taken(np.lexsort((ids, -words, -dense), axis=1), ids, dense, words)
+
+
+def _taken(order: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+    """Arrays [B, K] in an order int[B, K] of each row."""
+    return [np.take_along_axis(each, order, axis=1) for each in columns]
 
 
 def matching_rows(dense: PassageIndex, words: Bm25Index) -> np.ndarray | None:

@@ -32,7 +32,7 @@ import numpy as np
 
 from rag_jax.citation import Citation
 from rag_jax.retrieval.json_files import is_count
-from rag_jax.retrieval.protocol import Passage, RetrievalError, check_rows
+from rag_jax.retrieval.protocol import Passage, PassageIdError, RetrievalError, check_rows
 from rag_jax.retrieval.verification import FolderRecord, VerifiedFiles
 
 # A store without citations is still written in format 1, which earlier versions read.
@@ -306,6 +306,8 @@ class PassageStore:
             rows = np.flatnonzero(ends - begins == len(key))
             self._text.check(begins[rows], ends[rows])
             for place in reversed(range(len(key))):  # the last bytes differ most
+                if not rows.size:
+                    break
                 rows = rows[self._text.data.take(begins[rows] + place, mode="clip") == key[place]]
             if rows.size:
                 return first + int(rows[0])
@@ -313,19 +315,20 @@ class PassageStore:
 
 
 def check_token_ids(ids: np.ndarray, limit: int, path: Path, name: str) -> None:
-    """Raises a RetrievalError unless all ids of a token table are below `limit`: beyond the end of
-    an embedding table, a device would read another row without an error."""
-    if ids.max(initial=0) >= limit:
-        raise RetrievalError(f"{path}: token table {name!r} has the id {ids.max()}, and the tokens "
+    """Raises a RetrievalError unless all ids of a token table are from 0 to `limit` - 1: beyond the
+    end of an embedding table, a device would read another row without an error."""
+    wrong = ids[(ids < 0) | (ids >= limit)]
+    if wrong.size:
+        raise RetrievalError(f"{path}: token table {name!r} has the id {wrong[0]}, and the tokens "
                              f"of the model that reads it are 0..{limit - 1}; build the index "
                              "again with this model.")
 
 
-def unknown_id(path: Path, passage_id: str, size: int, ids: Iterable[str]) -> RetrievalError:
+def unknown_id(path: Path, passage_id: str, size: int, ids: Iterable[str]) -> PassageIdError:
     """The error for an id that none of `size` passages has; it lists near matches among `ids`."""
     some = list(itertools.islice(ids, 100_000))
     near = difflib.get_close_matches(passage_id, some, 3, 0.5) or some[:3]
-    return RetrievalError(f"{path}: none of its {size} passages has the id {passage_id!r}; near "
+    return PassageIdError(f"{path}: none of its {size} passages has the id {passage_id!r}; near "
                           f"matches are {near}.")
 
 

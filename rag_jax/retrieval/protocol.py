@@ -28,6 +28,10 @@ class VectorError(RetrievalError, NotFiniteError):
     """A vector that is not finite or too large."""
 
 
+class PassageIdError(RetrievalError):
+    """An id of a passage is unknown, or taken; those in the message may look like paths."""
+
+
 class Passage(NamedTuple):
     """A passage of at most about 100 words, with the title of its page."""
 

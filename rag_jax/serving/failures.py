@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from rag_jax.errors import UserError
 from rag_jax.locks import InUseError
+from rag_jax.retrieval.protocol import PassageIdError
 from rag_jax.serving.fields import Refused
 from rag_jax.serving.indexes import Indexes
 
@@ -42,7 +43,8 @@ def response_to(error: BaseException, indexes: Indexes, timeout: float) -> Respo
         return response(str(error), error.status, error.field)
     if isinstance(error, UserError):
         folders = [indexes.current.rag.job.workdir.absolute(), *indexes.paths.values()]
-        return response(_without_paths(str(error), folders),
+        unknown = not isinstance(error, PassageIdError)  # else it quotes ids, some like paths
+        return response(_without_paths(str(error), folders, unknown),
                         503 if isinstance(error, InUseError) else 422)
     if isinstance(error, TimeoutError):
         return response(f"no answer within {timeout:g} seconds", 504)
@@ -53,10 +55,13 @@ def response_to(error: BaseException, indexes: Indexes, timeout: float) -> Respo
     return response("a defect of the server, which its log describes", 500)
 
 
-def _without_paths(message: str, folders: Sequence[pathlib.Path]) -> str:
+def _without_paths(message: str, folders: Sequence[pathlib.Path], unknown: bool = True) -> str:
     """The message with each path of this machine replaced by the last part of the path, and the
     folder of an index's version by the name of the index. The paths of `folders` may hold spaces
-    and punctuation; other paths end there."""
+    and punctuation; other paths end there.
+
+    unknown: also replace paths that are in none of `folders`.
+    """
     names = {str(path): path.name for path in folders}
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
 
@@ -67,4 +72,5 @@ def _without_paths(message: str, folders: Sequence[pathlib.Path]) -> str:
         return rest.rpartition("/")[2] or match[0]
 
     # The first slash of an id or a URL follows other characters; that of an absolute path does not.
-    return re.sub(rf"(?<![\w./-])({longest_first}|{PART})((?:{PART})*)", last_part, message)
+    first = f"{longest_first}|{PART}" if unknown else longest_first
+    return re.sub(rf"(?<![\w./-])({first})((?:{PART})*)", last_part, message)

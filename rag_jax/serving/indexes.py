@@ -307,8 +307,16 @@ class Indexes:
 
     def _opened(self, name: str) -> Rag:
         rag = copy.copy(self.current.rag)
-        rag.swap(self.paths[name])
+        rag.swap(self._path(name))
         return rag
+
+    def _path(self, name: str) -> pathlib.Path:
+        """The folder of an index that may have been removed since it was opened or named."""
+        paths = self.paths
+        if name not in paths:
+            raise Refused(f"index {name[:60]!r} is not there any more: there is "
+                          f"{', '.join(paths)}")
+        return paths[name]
 
     def _swap(self, name: str) -> None:
         gc.collect()
@@ -320,7 +328,7 @@ class Indexes:
         rag = self.current.rag
         # Opened anew and edited on the host: an edit on the devices would change the tables that
         # requests read now.
-        index = open_index(rag.job, rag.run, str(self.paths[name]), rag.answers)
+        index = open_index(rag.job, rag.run, str(self._path(name)), rag.answers)
         rag = dataclasses.replace(rag, index=index)
         rag.edit(add, delete)
         rag.index = placed(rag.job, rag.index)

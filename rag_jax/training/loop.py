@@ -10,8 +10,8 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ from rag_jax.training.preemption import preemption_noticed
 from rag_jax.training.profiling import Profiler
 from rag_jax.training.step import TrainState
 from rag_jax.types import Params
+
+RECENT = 10  # steps of which the mean is the loss now
+GROWN = 3.0  # times the first loss that this mean exceeds, and more than 1 above that, has diverged
 
 
 class TrainingError(UserError, RuntimeError):
@@ -196,7 +199,35 @@ def _run(stage: Stage, requested: Callable[[], bool]) -> TrainState:
                         state = loop.rolled_back(step + 1, state)
                     profiler.end(step, state)
                     loop.evaluate_and_save(step + 1, state)
+    if loop.losses.have_grown:
+        hosts.warn(f"{stage.name}: the loss has grown, {loop.losses}; to begin again with a lower "
+                   f"learning rate, remove {stage.directory}")
     return state
+
+
+class Losses(NamedTuple):
+    """The loss of a stage at its beginning, and now.
+
+    Attributes:
+      first: the nll of its first step; None = not known.
+      recent: of the last steps, RECENT at most.
+    """
+
+    first: float | None = None
+    recent: Sequence[float] = ()
+
+    def noted(self, step: int, nll: float) -> "Losses":
+        """These and the nll of one more step."""
+        return Losses(nll if step == 0 else self.first, [*self.recent, nll][-RECENT:])
+
+    @property
+    def have_grown(self) -> bool:
+        """Whether the loss is now much larger than batches of one model differ."""
+        return self.first is not None and bool(self.recent) and (
+            np.mean(self.recent) > GROWN * abs(self.first) + 1)
+
+    def __str__(self) -> str:
+        return f"from {self.first:.3g} in the first step to {np.mean(self.recent):.3g}"
 
 
 class _Loop:
@@ -207,6 +238,8 @@ class _Loop:
     def __init__(self, stage: Stage, checkpointer: Checkpointer, writer: MetricWriter):
         self.stage, self.checkpointer, self.writer = stage, checkpointer, writer
         self.sound: Params | None = None  # the guarded towers as the last sound window left them
+        self.losses = Losses()
+        self.saved_losses = self.losses  # those of the last checkpoint
 
     def resume(self) -> tuple[TrainState, int]:
         """The state to go on from, and the number of steps that it has taken."""
@@ -217,6 +250,8 @@ class _Loop:
             stage.guard.restore(meta["guard"])
             if stage.guard.freezes and start < stage.steps:  # its action may have been another
                 hosts.say(f"{stage.name}: {stage.guard}; {_ACTIONS['freeze']}")
+        if "losses" in meta:  # earlier versions did not keep them
+            self.losses = self.saved_losses = Losses(*meta["losses"])
         stage.source.restore(meta["pending"])
         if not stage.source.pending():
             for step in range(start, min(start + stage.source.lookahead, stage.steps)):
@@ -307,7 +342,8 @@ class _Loop:
         self.writer.flush()  # a run that goes on from this checkpoint writes no earlier metrics
         if bad := tree_record.non_finite(state.params):
             raise self.diverged(step, f"parameter {bad[0]} is NaN or infinite after {step} steps")
-        meta = {**self.stage.meta, "pending": self.stage.source.pending()}
+        self.saved_losses = self.losses
+        meta = {**self.stage.meta, "pending": self.stage.source.pending(), "losses": self.losses}
         if self.stage.guard is not None:
             meta["guard"] = self.stage.guard.state()
         opt_state = state.opt_state
@@ -322,8 +358,14 @@ class _Loop:
         last = self.checkpointer.latest_here()  # waits for a save under way
         if hosts.leads():
             workdir.stop(stage.directory, step, what, last)
-        from_there = (f"the last good checkpoint is step {last} in {stage.directory}"
-                      if last is not None else "no checkpoint was saved before")
+        if last is None:
+            from_there = "no checkpoint was saved before"
+        elif self.saved_losses.have_grown:
+            from_there = (f"the last checkpoint is step {last} in {stage.directory}, where the "
+                          f"loss has grown already, {self.saved_losses}: to begin the stage again, "
+                          "remove that folder")
+        else:
+            from_there = f"the last good checkpoint is step {last} in {stage.directory}"
         return TrainingError(
             f"{name}: {what}; {from_there}. Run the same command with a lower "
             f"config.{section}.optimizer.learning_rate, or a longer warmup_steps: both may change "
@@ -419,6 +461,7 @@ class _Watch:
                 raise self.loop.diverged(
                     step, f"{', '.join(named)} became NaN or infinite in step {step} (steps "
                     f"{self.first} to {step} were being averaged)")
+            self.loop.losses = self.loop.losses.noted(step, self.window[-1]["nll"])
 
     def _log(self, done: int) -> dict[str, float]:
         """Writes the window's means and begins the next window; returns the metrics to show."""

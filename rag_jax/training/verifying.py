@@ -1,5 +1,6 @@
 """Reads whole folders, compares them with their digests and names what is damaged."""
 
+import contextlib
 import pathlib
 import types
 from collections.abc import Callable, Iterator
@@ -10,10 +11,11 @@ from rag_jax.data import inputs
 from rag_jax.documents import workdir as documents
 from rag_jax.errors import UserError
 from rag_jax.retrieval.hybrid import WORDS
-from rag_jax.retrieval.manifest import open_folder
+from rag_jax.retrieval.manifest import MANIFEST, open_folder
 from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
-from rag_jax.retrieval.versions import POINTER, opened
+from rag_jax.retrieval.versions import POINTER, current, opened, read_pointer
 from rag_jax.training import document_encoder, weights, workdir
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
@@ -61,10 +63,11 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
                         f"of {POINTER}, manifest.json, meta.json and config.json")
 
 
-def _files(verified: VerifiedFiles) -> tuple[str, list[str]]:
-    """The size of files in words, and which of them are damaged."""
-    return (f"{len(verified.names)} files, {verified.bytes / 1e6:.1f} MB",
-            [str(verified.folder / name) for name in verified.damaged()])
+def _files(*folders: VerifiedFiles) -> tuple[str, list[str]]:
+    """The size of the files of folders in words, and which of them are damaged."""
+    count, size = (sum(len(one.names) for one in folders), sum(one.bytes for one in folders))
+    return (f"{count} files, {size / 1e6:.1f} MB",
+            [str(one.folder / name) for one in folders for name in one.damaged()])
 
 
 def _index(path: pathlib.Path) -> Iterator[Part]:
@@ -72,16 +75,32 @@ def _index(path: pathlib.Path) -> Iterator[Part]:
     try:  # opened, so that a later version does not remove this one meanwhile
         held = opened(path, lambda folder: types.SimpleNamespace(**open_folder(folder)._asdict()))
     except UserError as error:
-        yield Part(str(path), "index", [str(error)])
+        yield Part(str(path), "index", list(dict.fromkeys([str(error), *_damaged_files(path)])))
         return
     passages, valid = held.passages, held.valid
-    size, damage = _files(held.files)
-    for store in passages.stores:
-        damage += _files(store.files)[1]
+    size, damage = _files(held.files, *(store.files for store in passages.stores))
     count = len(passages) if valid is None else int(valid.sum())
     yield Part(str(path), f"index of {count} passages, {size}", damage)
-    if (path / WORDS).is_dir():
-        yield from _index(path / WORDS)
+    words = path / WORDS
+    if words.is_dir() and not _is_half_built(words):  # else the next use counts them again
+        yield from _index(words)
+
+
+def _is_half_built(path: pathlib.Path) -> bool:
+    with contextlib.suppress(RetrievalError):
+        return not (read_pointer(path) or (path / "manifest.json").exists())
+    return False  # its pointer is damaged
+
+
+def _damaged_files(path: pathlib.Path) -> Iterator[str]:
+    """The damaged files of an index that cannot be opened, as far as its manifest can be read."""
+    with contextlib.suppress(UserError):
+        folder = current(path)
+        for name, entry in MANIFEST.read(folder)[0]["files"].items():
+            try:
+                yield from _files(VerifiedFiles(folder, {name: entry}))[1]
+            except RetrievalError as error:  # it is missing, or has another size
+                yield str(error)
 
 
 def _store(path: pathlib.Path) -> Part:

@@ -68,6 +68,21 @@ def test_an_exported_tokenizer_still_knows_how_a_chat_is_written(folder, tmp_pat
     assert Tokenizer.load(out).config["chat_template"] == CHAT
 
 
+@pytest.mark.parametrize("head", [None, "Say whether the claim is true by what follows. " * 3])
+def test_a_classifiers_decoder_reads_the_question_and_no_words_of_the_prompt(folder, head):
+    """It read the words before the passage first, and where they were long, nothing else."""
+    tokenizer = Tokenizer.load(folder)
+    for form in TEMPLATES:
+        template = head and head + "{passage}\n{question}\nAnswer:"
+        made = PromptFormat(tokenizer, 999, parts_of(template or TEMPLATES[form], CHAT if
+                                                    form == "chat" else None, tokenizer))
+        questions = ["Lima is  in Peru", "Which city is it?"]
+        ids = [[*tokenizer.encode([" ".join(each.split())])[0], made.tokenizer.end]
+               for each in questions]
+        assert made.alone(questions, 24) == ids
+        assert made.alone(questions, 4) == [[*each[:3], made.tokenizer.end] for each in ids]
+
+
 @pytest.mark.parametrize("form,template,expected,answer,end", [
     ("prompt", "", "Peru\nLima is there.\n\nQuestion: Which city?\nAnswer:", " Lima",
      "<|endoftext|>"),

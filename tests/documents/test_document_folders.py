@@ -1,5 +1,6 @@
 """Which files of a folder are read, by whom, and what a hostile one can do."""
 
+import errno
 import os
 import pathlib
 import random
@@ -10,7 +11,7 @@ import pytest
 from made_files import MAKERS, docx, paragraph, sections
 
 from rag_jax.documents import folder
-from rag_jax.documents.document import Document, Unreadable
+from rag_jax.documents.document import Document, Unreadable, UnreadableNow
 from rag_jax.documents.folder import content_of, files_of
 from rag_jax.documents.readers import Readers
 
@@ -30,15 +31,52 @@ def test_files_are_found_and_what_is_not_read_has_its_reason(tmp_path, monkeypat
     (root / "linked").symlink_to(outside)
     os.mkfifo(root / "pipe.txt")
     (root / os.fsdecode(b"\xff.txt")).write_text("x")
+    (root / "\\xff.txt").write_text("x")  # another file, which was left out of every list
     found = {one.name: str(one.problem or "") for one in files_of(root)}
     read = {name for name, reason in found.items() if not reason}
-    assert read == {"a.txt", "sub/b é.md"}
+    assert read == {"a.txt", "sub/b é.md", "\\xff.txt"}
     assert ".git/c.txt" not in found and "linked/secret.txt" not in found
     for name, says in (("photo.jpg", "of this kind"), ("big.txt", "more than 10 bytes"),
                        ("link.txt", "a link"), ("linked", "a link"), ("pipe.txt", "a pipe"),
-                       ("\\xff.txt", "not UTF-8")):
+                       ("./\\xff.txt", "not UTF-8")):
         assert says in found[name]
     assert [one.name for one in files_of(root / "a.txt")] == ["a.txt"], "a file alone"
+
+
+def test_workdirs_and_indexes_among_the_documents_are_no_documents(tmp_path):
+    """Passages of documents that were gone were found in the passages.jsonl of another workdir."""
+    for name in ("ingested/ingest.json", "ingested/trained/data/x.jsonl", "index/versions/1/x.md",
+                 "index/rag_jax-index.json", "trained/config.json", "trained/data/inputs.json",
+                 "trained/data/passages.jsonl", "notes/config.json", "notes/data/x.md"):
+        (tmp_path / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "docs" / name).touch()
+    found = {one.name: str(one.problem or "") for one in files_of(tmp_path / "docs")}
+    assert found.keys() == {"ingested", "index", "trained", "notes/config.json", "notes/data/x.md"}
+    assert {name for name, told in found.items() if "a workdir or an index of" in told} == {
+        "ingested", "index", "trained"}
+    assert [one.name for one in files_of(tmp_path / "docs" / "ingested")] == [
+        "ingest.json", "trained/data/x.jsonl"], "what is named itself is read"
+
+
+def test_a_folder_that_can_be_listed_and_not_entered_ends_nothing(tmp_path, monkeypatch):
+    """Looking at one of its files raised an error, and no other file was read."""
+    def refused(function):
+        def looked(path, *args, **kwargs):
+            if pathlib.PurePath(path).parent == tmp_path / "sub":
+                raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+            return function(path, *args, **kwargs)
+
+        return looked
+
+    (tmp_path / "sub" / "deep").mkdir(parents=True)
+    for name in ("a.txt", "sub/b.txt"):
+        (tmp_path / name).write_text("x")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", refused(os.lstat))
+        patched.setattr(os, "stat", refused(os.stat))
+        found = {one.name: one.problem for one in files_of(tmp_path)}
+    assert found["a.txt"] is None and isinstance(found["sub/b.txt"], UnreadableNow)
+    assert "Permission denied" in str(found["sub/b.txt"])
 
 
 def test_a_file_that_changes_after_it_was_found_is_looked_at_again(tmp_path, monkeypatch):

@@ -50,6 +50,16 @@ def test_an_encoding_is_guessed_from_one_sentence_and_named(encoding, text):
     assert found.text == text and "by a guess" in found.remarks[0]
 
 
+def test_one_damaged_byte_leaves_a_guessed_text_and_a_wrong_guess_names_the_byte():
+    """It was no text at all, and the byte that was named was a sound one."""
+    text = "Die Größe der Straße in Köln – schön ist’s. " * 9
+    found = of("a.txt", text.encode("cp1252") + b"\x81\nEnde")
+    assert found.text == text + "\ufffd\nEnde"
+    assert "windows-1252, by a guess" in found.remarks[0] and "line 1 first" in found.remarks[1]
+    with pytest.raises(Unreadable, match="byte 1 is not UTF-8, and byte 11 is not .* either"):
+        of("a.txt", b"a\xe4 \xf6 \xfc \xdf ab\x81\x81\x81\x81")
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.html"])
 @pytest.mark.parametrize("text, bad", [
     ("Die Prüfung der Wärmepumpe beträgt fünf Jahre. ", b"\xc3"), ("保修期为两年。", b"\xe4\xbf"),
@@ -100,7 +110,7 @@ def test_a_page_is_read_in_the_encoding_that_it_says():
     assert of("a.html", declared.encode("koi8-r", "replace")).text.strip() == "Gr??e"
     hidden = '<!-- <meta charset="koi8-r"> --><p>Привет'
     assert of("a.html", hidden).text.strip() == "Привет", "a comment says nothing"
-    for name in ("no-such-thing", "zip", "hex", "utf-16"):
+    for name in ("no-such-thing", "zip", "hex", "utf-16", "charmap", "UTF-7", "punycode"):
         assert of("a.html", f'<meta charset="{name}"><p>{WORDS}').text.strip() == WORDS
 
 
@@ -159,6 +169,27 @@ def test_html_is_what_a_browser_shows():
     assert [(found.text[at:].split()[0], path) for at, path in found.sections] == [
         ("One", ("One big",)), ("Deep", ("One big", "Deep")), ("Two", ("One big", "Two"))]
     assert "first\nline and" in found.text and "\n\n" in found.text, "blocks are paragraphs"
+
+
+def test_only_blocks_divide_a_line():
+    """Elements that HTML does not know, or that were forgotten, tore words and sentences."""
+    found = of("a.html", """<p>Hello <x-term>wor</x-term>ld, <nobr>New York</nobr>,
+        <output>42</output> <picture><img></picture>a<script>no()</script>nd <slot>so</slot> on
+        <section>two</section>three<svg>no</svg>four<button>five</button>""")
+    lines = [" ".join(line.split()) for line in found.text.split("\n\n") if line.strip()]
+    assert lines == ["Hello world, New York, 42 and so on", "two", "three", "four", "five"]
+
+
+def test_the_equations_of_a_page_are_read():
+    """E to the power of 2 was "E 2", in two paragraphs; one half would be 12."""
+    found = of("a.html", """<p>It is <math><msup> <mi>E</mi> <mrow><mo>-</mo><mn>2</mn></mrow>
+        <mn>7</mn></msup><mo>=</mo><mfrac><mn>1</mn><!-- -->
+        <mn>2</mn></mfrac><msubsup><mi>m</mi><mn>0</mn><mn>3</mn></msubsup><semantics><mi>c</mi>
+        <annotation>c^2</annotation></semantics><msub><mi>v</mi><mi>x</mi></msub></math> here.""")
+    assert "".join(found.text.split()) == "ItisE^-27=1/2m_0^3cv_xhere."
+    found = of("a.html", "<math><mtable><mtr><mtd>1</mtd><mtd>2</mtd></mtr></mtable></math>")
+    assert found.text.split() == ["1", "2"]
+    assert of("a.html", "<p>x<math><mfrac>1<b>2").text.strip() == "x2"
 
 
 def test_headings_and_titles_are_what_is_shown_of_them():
@@ -250,6 +281,8 @@ def test_the_separator_is_that_of_the_first_line_outside_of_quotes(content, text
 
 
 @pytest.mark.parametrize("content, text", [
+    ('"Ort\nam Rhein";"Preis\r\nin, Euro";Kilo\nBonn;1,50;2\n',
+     "Ort\nam Rhein: Bonn; Preis\r\nin, Euro: 1,50; Kilo: 2"),
     ("Ort;Preis, netto;Preis, brutto\nBonn;1,50;2,00\nKiel;3,10;4,00\n",
      "Ort: Bonn; Preis, netto: 1,50; Preis, brutto: 2,00\n\n"
      "Ort: Kiel; Preis, netto: 3,10; Preis, brutto: 4,00"),

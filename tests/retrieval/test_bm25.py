@@ -26,6 +26,7 @@ from rag_jax.retrieval.manifest import MANIFEST
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.store_writing import write_store
+from rag_jax.retrieval.verification import file_entry
 from rag_jax.retrieval.versions import current, point
 from rag_jax.training import indexing
 from tests.retrieval.indexing import build_index
@@ -273,6 +274,21 @@ def test_a_damaged_or_foreign_index_is_refused(store, tmp_path, monkeypatch):
     data.write_bytes(data.read_bytes()[:-1] + b"x")
     with pytest.raises(RetrievalError, match="differs from its sha256"):
         Bm25Index.open(built)
+
+
+def test_a_header_of_an_array_that_python_cannot_parse_is_an_error_of_the_index(store, tmp_path):
+    """Where somebody had made its digest, the parser's own error came through."""
+    out = build_bm25(store, tmp_path / "index").path
+    folder = current(out)
+    data = folder / "bm25" / "data.csc.index.npy"
+    text = data.read_bytes()
+    data.write_bytes(text[:10] + b"({" + b" " * 114 + text[126:])
+    content = MANIFEST.read(folder)[0]
+    content["files"]["bm25/data.csc.index.npy"] = file_entry(data)
+    MANIFEST.write(folder, content)
+    point(out, folder)
+    with pytest.raises(RetrievalError, match="bm25/ cannot be read"):
+        Bm25Index.open(out)
 
 
 def test_hidden_files_of_the_system_are_no_part_of_an_index(store, tmp_path):

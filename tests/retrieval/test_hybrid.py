@@ -57,6 +57,13 @@ def naive(dense, words, fusion):
     return [np.log(1 / (60 + a) + 1 / (60 + b)) for a, b in zip(*ranks, strict=True)]
 
 
+def naive_of_all(dense, words, fusion):
+    """`naive` where equal scores rank as the other index has them."""
+    order = sorted(range(len(dense)), key=lambda row: (-dense[row], -words[row], row))
+    logits = naive([dense[row] for row in order], [words[row] for row in order], fusion)
+    return [logits[order.index(row)] for row in range(len(dense))]
+
+
 @pytest.mark.parametrize("fusion", FUSIONS, ids=str)
 def test_logits_are_those_of_the_formula_on_the_host_and_in_a_program(fusion):
     draw = np.random.default_rng(0)
@@ -81,7 +88,7 @@ def test_the_best_are_those_of_all_passages_where_all_are_nominated(parts, fusio
     everyone = np.tile(np.arange(60), (len(QUESTIONS), 1))
     words = index.words.scores(QUESTIONS, everyone)
     dense = VECTORS @ np.asarray(index.index.table).T
-    expected = np.array([naive(*pair, fusion) for pair in zip(dense, words, strict=True)])
+    expected = np.array([naive_of_all(*pair, fusion) for pair in zip(dense, words, strict=True)])
     best = -np.sort(-expected, axis=1)[:, :k]
     assert all(len(set(row)) == k for row in found.ids.tolist())
     of_found = np.take_along_axis(expected, found.ids, axis=1)
@@ -103,6 +110,19 @@ def test_what_is_found_is_in_the_order_of_its_prior(parts, fusion, k):
     dense, words = index.index.scores(VECTORS, found.ids), index.scores(TEXTS, found.ids)
     np.testing.assert_allclose(found.scores, [naive(*pair, fusion) for pair in zip(
         dense, words, strict=True)], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("fusion", [Fusion(), Fusion("reciprocal_rank")], ids=str)
+@pytest.mark.parametrize("nominated", [100, 7])
+def test_what_no_word_tells_apart_embeddings_tell_apart(parts, fusion, nominated, monkeypatch):
+    """All scores of words were equal, and ranked by the numbers of rows: the first passages of the
+    index were found for every question."""
+    monkeypatch.setattr(hybrid, "NOMINATED", nominated)
+    index = HybridIndex(*parts, fusion)
+    texts = np.array(["zzz"] * len(VECTORS), object)
+    assert not index.words.scores(texts, np.tile(np.arange(60), (len(texts), 1))).any()
+    found = index.search(hybrid_queries(VECTORS, texts, 0.5), 5)
+    np.testing.assert_array_equal(found.ids, index.index.search(VECTORS, 5).ids)
 
 
 def test_few_nominations_are_scored_by_both_parts(parts, monkeypatch):

@@ -12,6 +12,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import socket
 import threading
 import types
@@ -258,6 +259,13 @@ def test_vectors_have_one_width_and_an_unknown_model_is_told_first(asking, rag):
             "model": model, "input": ASK, "dimensions": dimensions})
         assert response.status_code == status
         assert response.json().get("error", {}).get("param") == told
+    for tower in ("query", "document"):  # one named another field, and one embedded it
+        told = asking.post("/v1/embeddings", json={
+            "model": f"rag_token-{tower}", "input": [ASK, " \n", ""]})
+        assert told.status_code == 422 and told.json()["error"]["param"] == "input"
+        told = asking.post("/v1/embeddings", json={
+            "model": f"rag_token-{tower}", "input": [ASK, " \n"]}).json()["error"]
+        assert told["param"] == "input" and "not blank, as number 1 is" in told["message"]
 
 
 @contextlib.contextmanager
@@ -672,11 +680,36 @@ def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
     assert asking.get("/passages/2016/new").json()["title"] == "<script>"
     assert asking.post("/memory", json={"delete": ["new"]}, headers=TOKEN).status_code == 200
     assert asking.get("/passages/2016/new").status_code == 404
+    for name in ("/wiki/Paris", "/wiki/Rome"):
+        added = {"id": name, "title": "", "text": "A leafhopper."}
+        assert asking.post("/memory", json={"add": [added]}, headers=TOKEN).status_code == 200
+    again = asking.post("/memory", json={"add": [added]}, headers=TOKEN).json()["error"]
+    assert again["message"].startswith("2016: has a passage '/wiki/Rome'; to replace it")
+    far = asking.post("/memory", json={"delete": ["/wiki/Pariss"]}, headers=TOKEN).json()["error"]
+    assert "the id '/wiki/Pariss'; near matches are ['/wiki/Paris'," in far["message"]
     known = rag.index.passages[0].id.replace("2018/", "2016/")
     refused = asking.post("/memory", json={"delete": [f"{known}y"]}, headers=TOKEN)
     told = refused.json()["error"]["message"]
     assert refused.status_code == 422 and f"'{known}y'" in told and f"'{known}'" in told
     assert str(rag.job.workdir) not in told and told.startswith("passages: none of its ")
+    assert asking.post("/memory", json={"swap": "2018"}, headers=TOKEN).json()["current"] == "2018"
+
+
+@asks_python
+def test_an_index_that_is_gone_cannot_be_edited_and_answers_on(asking, rag):
+    """The edit was called a defect of the server."""
+    folder = rag.job.workdir / "indexes"
+    shutil.copytree(folder / "2016", folder / "other")
+    try:
+        assert asking.post("/memory", json={"swap": "other"}, headers=TOKEN).status_code == 200
+    finally:
+        shutil.rmtree(folder / "other")
+    new = {"id": "new", "title": "", "text": "A leafhopper."}
+    refused = asking.post("/memory", json={"add": [new]}, headers=TOKEN)
+    assert refused.status_code == 422
+    assert refused.json()["error"]["message"] == (
+        "index 'other' is not there any more: there is 2016, 2018")
+    assert asking.post("/answer", json={"question": ASK}).json()["memory"] == "other"
     assert asking.post("/memory", json={"swap": "2018"}, headers=TOKEN).json()["current"] == "2018"
 
 

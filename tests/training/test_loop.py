@@ -334,7 +334,8 @@ def test_checkpoints_carry_the_meta_data_of_the_stage(tmp_path):
     run_stage(made)
     with Checkpointer(tmp_path, read_only=True) as checkpointer:
         _, meta = checkpointer.restore_params(10, made.abstract_state.params)
-    assert meta == {"kind": "toy", "pending": {}}
+    first, recent = meta.pop("losses")
+    assert meta == {"kind": "toy", "pending": {}} and [first, len(recent)] == [recent[0], 10]
 
 
 def test_as_many_checkpoints_are_kept_as_asked(tmp_path):
@@ -451,6 +452,37 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
                                             "last good checkpoint is step 4"):
         run_stage(stage(tmp_path, train_step=spoil)[0])
     assert saved(tmp_path) == [4]
+
+
+def of_loss(*losses):
+    """Of `stage`, what makes these the losses of the first steps, and the last that of the rest."""
+    at = dict.fromkeys(range(10), losses[-1]) | dict(enumerate(losses))
+    return {step: lambda metrics, nll=nll: {**metrics, "nll": jnp.float32(nll)}
+            for step, nll in at.items()}
+
+
+def test_a_checkpoint_where_the_loss_has_grown_is_not_called_good(tmp_path, capsys):
+    """All that trained from it had a loss of 1e12, as the message had advised."""
+    grown = of_loss(2.0, 3.0, 1e6)
+    with pytest.raises(TrainingError, match=(
+            f"the last checkpoint is step 4 in {tmp_path}/a, where the loss has grown already, from"
+            " 2 in the first step to 5e[+]05: .* remove that folder")):
+        run_stage(stage(tmp_path / "a", at=grown | {6: with_nan})[0])
+    assert "warning" not in capsys.readouterr().err
+    with pytest.raises(TrainingError, match="the last checkpoint is step 4 .*from 2 in the first"):
+        run_stage(stage(tmp_path / "a", at=grown | {4: with_nan})[0])  # of the run before
+    with pytest.raises(TrainingError, match="the last good checkpoint is step 4"):
+        run_stage(stage(tmp_path / "b", at=of_loss(2.0, 6.5) | {6: with_nan})[0])
+
+
+def test_a_loss_that_has_grown_at_the_end_is_told(tmp_path, capsys):
+    run_stage(stage(tmp_path / "a", at=of_loss(2.0, 3.0, 9.0))[0])
+    assert capsys.readouterr().err.endswith(
+        "warning: toy: the loss has grown, from 2 in the first step to 7.7; to begin again with a "
+        f"lower learning rate, remove {tmp_path}/a\n")
+    for name, losses in (("b", (2.0, 7.5)), ("c", (0.01, 0.9)), ("d", (9.0, 1.0))):
+        run_stage(stage(tmp_path / name, at=of_loss(*losses))[0])
+    assert "warning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, section", [("generator", "generator_warmup"), ("fid", "train")])

@@ -98,8 +98,23 @@ def test_an_index_of_a_year_is_no_checkpoint(made, tmp_path, capsys):
     """The quickstart's indexes, 2016 and 2018, were said to be damaged checkpoints."""
     path = shutil.copytree(made[1], tmp_path / "w")
     (path / "indexes" / "passages").rename(path / "indexes" / "2018")
+    (path / "indexes" / "2018" / "words").mkdir()  # a kill while they were counted
     assert verify.main([str(path)]) == 0
-    assert "indexes/2018: sound, index of 30" in capsys.readouterr().out
+    found = {file.name: file.stat().st_size for file in (path / "indexes" / "2018").rglob("*.*")
+             if file.suffix in (".blob", ".offsets", ".f32", ".ids", ".i64")}
+    out = capsys.readouterr().out
+    assert f"indexes/2018: sound, index of 30 passages, {len(found)} files" in out, found
+
+
+def test_what_else_is_damaged_in_an_index_that_cannot_be_opened_is_named(made, tmp_path, capsys):
+    """What kept it from being opened was all that was told."""
+    path = shutil.copytree(made[1] / "indexes" / "passages", tmp_path / "index")
+    blob, embeddings = (next(path.rglob(name)) for name in ("text.blob", "embeddings.f32"))
+    embeddings.write_bytes(embeddings.read_bytes()[:-1])
+    blob.write_bytes(blob.read_bytes()[:-1] + b"x")
+    assert verify.main([str(path)]) == 1
+    told = capsys.readouterr().err
+    assert told.count("embeddings.f32 has ") == 1 and str(blob) in told
 
 
 def test_every_damaged_file_is_named(made, tmp_path, capsys):
