@@ -3,7 +3,8 @@
 By a convex combination (1 - w) s_dense + w s_words: p(z|x) is proportional to
 p_dense(z|x)^(1 - w) p_words(z|x)^w, each the softmax of its scores over the passages. Or by
 reciprocal ranks: p(z|x) is proportional to 1 / (60 + rank) by embeddings plus the same by words,
-where passages rank among those that p(z|x) is of.
+where passages rank among those that p(z|x) is of; one without a word of the question has no rank by
+words, which then add nothing.
 
 Source: Bruch, Gai and Ingber 2023, "An Analysis of Fusion Functions for Hybrid Retrieval", with
 softmax in the place of its linear normalisations, which have no meaning as logits; Cormack, Clarke
@@ -41,7 +42,8 @@ class Fusion:
         """
         if self.kind == "convex":
             return (1 - weight) * dense + weight * words
-        return xp.log(reciprocal_ranks(dense, xp) + reciprocal_ranks(words, xp))
+        by_words = xp.where(words > 0, reciprocal_ranks(words, xp), 0)
+        return xp.log(reciprocal_ranks(dense, xp) + by_words)
 
 
 def reciprocal_ranks(scores: Any, xp: Any) -> Any:

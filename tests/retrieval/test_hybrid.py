@@ -54,7 +54,8 @@ def naive(dense, words, fusion):
     ranks = [[1 + sum(other > one for other in scores) + sum(
         other == one for other in scores[:place]) for place, one in enumerate(scores)]
         for scores in (dense, words)]
-    return [np.log(1 / (60 + a) + 1 / (60 + b)) for a, b in zip(*ranks, strict=True)]
+    return [np.log(1 / (60 + a) + (1 / (60 + b) if word else 0))
+            for a, b, word in zip(*ranks, words, strict=True)]
 
 
 def naive_of_all(dense, words, fusion):
@@ -68,6 +69,7 @@ def naive_of_all(dense, words, fusion):
 def test_logits_are_those_of_the_formula_on_the_host_and_in_a_program(fusion):
     draw = np.random.default_rng(0)
     dense, words = draw.standard_normal((2, 4, 9)).astype(np.float32)
+    words = np.abs(words)
     words[:, 3:5] = 0  # passages without a word of the question are equal
     expected = [naive(*pair, fusion) for pair in zip(dense, words, strict=True)]
     np.testing.assert_allclose(fusion.logits(dense, words, fusion.weight), expected, rtol=1e-5,
@@ -123,6 +125,16 @@ def test_what_no_word_tells_apart_embeddings_tell_apart(parts, fusion, nominated
     assert not index.words.scores(texts, np.tile(np.arange(60), (len(texts), 1))).any()
     found = index.search(hybrid_queries(VECTORS, texts, 0.5), 5)
     np.testing.assert_array_equal(found.ids, index.index.search(VECTORS, 5).ids)
+
+
+@pytest.mark.parametrize("fusion", [Fusion(), Fusion("reciprocal_rank")], ids=str)
+def test_passages_of_the_same_words_are_ranked_by_embeddings(fusion, tmp_path):
+    same = [p._replace(title="", text="The river.") for p in random_passages(40)]
+    store = numbered(tmp_path / "store", same)
+    dense = build_index(store, embed, tmp_path / "dense", kind="exact", progress=False, **INPUTS)
+    index = HybridIndex(dense, build_bm25(store, tmp_path / "words"), fusion)
+    found = index.search(hybrid_queries(VECTORS, np.array(["river"] * len(VECTORS), object), 0.5), 5)
+    np.testing.assert_array_equal(found.ids, dense.search(VECTORS, 5).ids)
 
 
 def test_few_nominations_are_scored_by_both_parts(parts, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from rag_jax.citation import Citation
 from rag_jax.data.corpora import read_corpus
-from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.passages import PassageStore, check_token_ids
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.store_writing import write_store
 
@@ -349,3 +349,12 @@ def test_numbers_as_ids_are_looked_up_by_id_wherever_they_begin(tmp_path, first)
     for missing in (str(first + 4), f"0{first}", *([str(first - 1)] if first else [])):
         with pytest.raises(RetrievalError, match=f"the id '{missing}'"):
             store.row_of(missing)
+
+
+def test_a_token_id_that_no_embedding_table_has_is_refused(tmp_path):
+    """Of a table of four bytes, 2^32 - 2 is -2 on a device, which read the row before the last."""
+    check_token_ids(np.array([[0, 9]], np.int32), 10, tmp_path, "bart")
+    check_token_ids(np.zeros((0, 2), np.int32), 10, tmp_path, "bart")
+    for wrong in (10, -2):
+        with pytest.raises(RetrievalError, match=f"'bart' has the id {wrong}, .* are 0[.][.]9"):
+            check_token_ids(np.array([[0, wrong]], np.int32), 10, tmp_path, "bart")
