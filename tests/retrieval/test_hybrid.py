@@ -133,7 +133,8 @@ def test_passages_of_the_same_words_are_ranked_by_embeddings(fusion, tmp_path):
     store = numbered(tmp_path / "store", same)
     dense = build_index(store, embed, tmp_path / "dense", kind="exact", progress=False, **INPUTS)
     index = HybridIndex(dense, build_bm25(store, tmp_path / "words"), fusion)
-    found = index.search(hybrid_queries(VECTORS, np.array(["river"] * len(VECTORS), object), 0.5), 5)
+    texts = np.array(["river"] * len(VECTORS), object)
+    found = index.search(hybrid_queries(VECTORS, texts, 0.5), 5)
     np.testing.assert_array_equal(found.ids, dense.search(VECTORS, 5).ids)
 
 
