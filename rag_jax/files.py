@@ -290,16 +290,17 @@ def steps_in(folder: pathlib.Path) -> list[int]:
       OSError: it cannot be read; a glob would give [], so that training would begin again.
     """
     try:
-        names = os.listdir(folder)
+        with os.scandir(folder) as entries:
+            return sorted(step for entry in entries
+                          if (step := step_of(entry.name)) is not None and entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):  # it may be removed meanwhile
         return []
-    return sorted(step for name in names
-                  if (step := step_of(name)) is not None and (folder / name).is_dir())
 
 
 def stages_in(workdir: pathlib.Path) -> set[str]:
     """The folders in a workdir that have checkpoints, without those that cannot be read."""
-    return {path.parent.name for path in workdir.glob("*/*") if step_of(path.name) is not None}
+    return {path.parent.name for path in workdir.glob("*/*")  # an index may have a year's name
+            if step_of(path.name) is not None and not path.parent.name.startswith("indexes")}
 
 
 def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:

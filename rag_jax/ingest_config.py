@@ -40,6 +40,8 @@ def base_config(workdir: str | os.PathLike[str]) -> Config:
         try:
             config = workdirs.read(path)
         except ConfigError as error:
+            if is_prepared(path / TRAINED):  # trained with settings that nobody knows then
+                raise
             raise ConfigError(f"{error}; or remove it, and run rag_jax.ingest again with the same "
                               "settings") from None
     if workdirs.exists(path / TRAINED):
@@ -80,7 +82,7 @@ def with_runs(config: Config, named: bool = False) -> Config:
     """The configuration with the runs that can be asked: those of BM25 where there is no encoder.
     Those that it names come first: the first one is trained, and asked where nobody names another.
 
-    named: its runs are named for its encoders, and are no others; else those of before may differ.
+    named: the caller has just named them, so that runs of the other kind are refused.
 
     Raises:
       ConfigError: it names other runs.
@@ -162,10 +164,6 @@ def check_trained(config: Config, path: pathlib.Path) -> None:
     workdir have, or encoders of other weights: what they embed, those models would not find."""
     if not is_prepared(path / TRAINED):
         return
-    from rag_jax.training import weights  # reads models, which most ingests do not
-
-    weights.check(config, path / TRAINED, [
-        tower for tower in ("query_encoder", "document_encoder") if tower in config.model.sources])
     before = workdirs.read(path)
     for name in overrides.differences(before, config):
         if name.startswith(("seed", "data.", "model.", "retrieval.")) and not name.startswith(
@@ -174,3 +172,7 @@ def check_trained(config: Config, path: pathlib.Path) -> None:
                 f"config.{name}: {path / TRAINED} was trained with "
                 f"{overrides.shown(overrides.value(before, name))}; leave it as it is, or name "
                 "another --workdir")
+    from rag_jax.training import weights  # reads models, which most ingests do not
+
+    towers = [t for t in ("query_encoder", "document_encoder") if t in config.model.sources]
+    weights.check(config, path / TRAINED, towers, record=False)

@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rag_jax import files, ingest_config, locks, overrides
@@ -150,9 +150,22 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
         with locks.own(path), files.replaced(passages) as file:
             for name in store.ids():
                 file.write(json.dumps(store[store.row_of(name)]._asdict()) + "\n")
-    return run.train(overrides.replace(config, {  # a warm-up would leave the encoder of the index
+    report = run.train(overrides.replace(config, {  # a warm-up would leave the encoder of the index
         "runs": config.runs[:1], "train.steps": steps, "retriever_warmup.steps": 0,
         "data.passages": str(passages), "data.train": train, "data.dev": dev}), trained)
+    _put_first(trained, config.runs)
+    return report
+
+
+def _put_first(trained: pathlib.Path, runs: Sequence[str]) -> None:
+    """Puts the runs of a trained workdir, if there is one, into this order: the first that began is
+    the one that is asked."""
+    if not workdirs.exists(trained):
+        return
+    config = workdirs.read(trained)
+    ordered = tuple(sorted(config.runs, key=[*runs, *config.runs].index))
+    if ordered != config.runs:
+        workdirs.write(dataclasses.replace(config, runs=ordered), trained / "config.json")
 
 
 @dataclasses.dataclass
@@ -213,6 +226,7 @@ class _Ingestion:
         before = workdirs.read(self.path) if workdirs.exists(self.path) else None
         if before is None or overrides.differences(before, self.config):
             workdirs.write(self.config, self.path / "config.json")
+        _put_first(self.path / TRAINED, self.config.runs)
         if before and before.eval != self.config.eval:
             for file in (self.path / TRAINED).glob("*/eval.json"):
                 workdirs.begin_run(self.path / TRAINED, file.parent.name, self.config.eval)

@@ -709,6 +709,10 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     assert len(rag_jax.load(tmp_path / "run").ask("Accra?")[0].passages) == 1
     ingest.main(argv[:4])  # again, with the steps of before
     assert ingest_config.base_config(tmp_path / "run").train.steps == 2
+    ingest.main([*argv[:4], "--config.runs=rag_sequence"])
+    assert rag_jax.load(tmp_path / "run").run == "rag_sequence"
+    ingest.main([*argv[:2], "--config.runs=rag_token"])
+    assert rag_jax.load(tmp_path / "run").run == "rag_token"
     moved = (tmp_path / "run").rename(tmp_path / "moved")  # its passages.jsonl, too
     ingest.main([argv[0], f"--workdir={moved}", *argv[2:4]])
     moved.rename(tmp_path / "run")

@@ -29,6 +29,8 @@ _MARKS = {f"{_W}tab": "\t", f"{_W}ptab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n",
 # What stands before and after a part of an equation, where it has text.
 _IN_EQUATIONS = {f"{_M}den": ("/", ""), f"{_M}sup": ("^", ""), f"{_M}sub": ("_", ""),
                  f"{_M}d": ("(", ")")}
+_TERMS = {f"{_M}{part}" for part in ("num", "den", "sup", "sub")}  # in brackets, if several
+_ONE_TERM = re.compile(r"[-+\u2212]?[\w.,]*|\([^()]*\)")
 _RAISED = "\0"  # before and after a raised text; XML has no such character
 _POWERS = re.compile(f"(?<={BASE.pattern}){_RAISED}({RAISED.pattern}){_RAISED}")
 _NOTES = {f"{_W}{kind}noteReference": kind for kind in ("foot", "end")}
@@ -189,6 +191,8 @@ def _texts(element: ElementTree.Element, styles: Mapping[str, _Style], hidden: b
         elif child.tag != f"{_W}p":
             text = "".join(_texts(child, styles, hidden))
             before, after = _IN_EQUATIONS.get(child.tag, ("", ""))
+            if child.tag in _TERMS and not _ONE_TERM.fullmatch(text):
+                before, after = f"{before}(", ")"
             if _value(child.find(f"{_W}rPr/{_W}vertAlign")) == "superscript":
                 before = after = _RAISED
             yield text and f"{before}{text}{after}"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from rag_jax.data import inputs
 from rag_jax.documents.document import Unreadable, UnreadableNow
 from rag_jax.documents.read import LARGEST_FILE, UNKNOWN_KIND, reader_of
-from rag_jax.documents.workdir import RECORD
+from rag_jax.documents.workdir import INDEX, RECORD
 from rag_jax.retrieval.versions import POINTER
 
 
@@ -60,8 +60,9 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
 
 def _is_ours(folder: pathlib.Path, names: Collection[str]) -> bool:
     """Whether a folder with files of these names is a workdir of this package, or an index."""
-    return RECORD in names or POINTER in names or (
-        "config.json" in names and os.path.isfile(folder / "data" / inputs.RECORD))
+    beside = {RECORD: INDEX, "config.json": f"data/{inputs.RECORD}"}
+    return POINTER in names or any(
+        name in names and os.path.exists(folder / other) for name, other in beside.items())
 
 
 def _shown(name: str) -> str:

@@ -12,7 +12,8 @@ from rag_jax.documents.plain import decoded, decoded_with_damage, encoding_named
 BOXES = {"audio", "canvas", "iframe", "object", "select", "svg", "video"}  # without their content
 HIDDEN = BOXES | {"annotation", "annotation-xml", "datalist", "head", "noembed", "noframes",
                   "noscript", "rp", "script", "style", "template"}
-# All other elements, unknown ones too, are parts of a line.
+# All other elements, unknown ones too, are parts of a line. Some of these are shown in a line, but
+# as boxes, which divide a text.
 BLOCKS = BOXES | {
     "address", "article", "aside", "blockquote", "body", "button", "caption", "center", "col",
     "colgroup", "details", "dialog", "dir", "div", "dl", "embed", "fieldset", "figcaption",
@@ -24,11 +25,16 @@ EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "me
          "source", "track", "wbr"}  # have no content, in HTML too
 LINES = {"br", "dd", "dt", "li", "mtd", "mtr", "td", "th", "tr"}  # begin one, but no paragraph
 # What stands before the parts of a part of an equation.
-EQUATIONS = {"mfrac": ("", "/"), "msub": ("", "_"), "msup": ("", "^"), "msubsup": ("", "_", "^")}
+EQUATIONS = {"mfrac": ("", "/"), "mover": ("", "^"), "mroot": ("", "^1/"), "msqrt": ("√",),
+             "msub": ("", "_"), "msubsup": ("", "_", "^"), "msup": ("", "^"), "munder": ("", "_"),
+             "munderover": ("", "_", "^")}
+_ROWS = {"mpadded", "mrow", "mstyle"}  # of the terms of an equation
 MOST_RAISED = 8  # nodes in a raised text that is taken for a number
-# Codecs of Python that are no encodings of pages: browsers ignore their names.
-_NO_PAGES = {"charmap", "idna", "palmos", "punycode", "raw-unicode-escape", "undefined",
-             "unicode-escape", "utf-7"}
+# Python's names of the encodings that browsers know; they ignore the names of others.
+_OF_PAGES = {
+    "utf-8", "cp866", "koi8-r", "koi8-u", "mac-cyrillic", "mac-roman", "cp874",
+    *(f"cp{number}" for number in range(1250, 1259)), "big5hkscs", "cp932", "cp949", "euc_jp",
+    "gb18030", "iso2022_jp", *(f"iso8859-{part}" for part in (*range(2, 9), 10, *range(13, 17)))}
 _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
 _DECLARED = re.compile(rb"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([A-Za-z0-9_:.-]{1,40})["']""")
@@ -80,7 +86,10 @@ def _decoded(content: bytes, xml: bool) -> tuple[str, tuple[str, ...]]:
 def _encoding_of(label: str) -> str:
     """Python's name of the encoding that a page declares; "" = browsers ignore it."""
     with contextlib.suppress(LookupError):
-        if codecs.lookup(name := encoding_named(label)).name not in _NO_PAGES:
+        name = codecs.lookup(encoding_named(label)).name
+        if name.startswith(("utf-16", "utf-32")):  # in ASCII bytes
+            return "utf-8"
+        if name in _OF_PAGES:
             return name
     return ""
 
@@ -107,8 +116,10 @@ def _write(body: Any, writer: Writer, headed: bool = True) -> None:
             writer.text(_around(node, writer.last)[done])
         elif tag == "-text" and node.parent.tag not in EQUATIONS:
             writer.text(_SPACE.sub(" ", node.text(deep=False)))
-        elif not (done or hidden) and node.parent.tag in EQUATIONS:
-            writer.text(_joint(node))
+        elif not hidden and node.parent.tag in EQUATIONS:
+            writer.text(_joint(node)[done])
+        elif tag == "math" and node.attributes.get("display") == "block":
+            writer.text("\n\n")
         elif tag in LINES:
             writer.text("\n")
         elif tag in BLOCKS:
@@ -126,14 +137,20 @@ def _write(body: Any, writer: Writer, headed: bool = True) -> None:
             node = node.next or node.parent
 
 
-def _joint(node: Any) -> str:
-    """What joins a part of a fraction or a power to the part before it."""
-    joints, before = EQUATIONS[node.parent.tag], node.prev
-    place = 0
+def _joint(node: Any) -> tuple[str, str]:
+    """What is written before and after a part of a fraction, a power or a root: what joins it to
+    the part before it, and brackets around several terms."""
+    if node.tag.startswith("-"):
+        return "", ""
+    joints, before, place = EQUATIONS[node.parent.tag], node.prev, 0
     while before is not None and place < len(joints):
         place += not before.tag.startswith("-")
         before = before.prev
-    return joints[place] if place < len(joints) and not node.tag.startswith("-") else ""
+    joint, inside = joints[place] if place < len(joints) else "", node.first_child
+    while inside is not None and inside.tag.startswith("-"):
+        inside = inside.next
+    several = node.tag in _ROWS and inside is not None and inside.next is not None
+    return (f"{joint}(", ")") if several else (joint, "")
 
 
 def _around(node: Any, last: str) -> tuple[str, str]:

@@ -70,12 +70,9 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
         import chardetng_py  # only if the encoding must be guessed
 
         encoding = encoding_named(chardetng_py.detect(sample))
-        guess = f"read as {encoding}, by a guess: it is not UTF-8"
         try:
-            return content.decode(encoding), (guess,)
-        except UnicodeDecodeError as other:
-            if almost := decoded_with_damage(content, encoding):
-                return almost[0], (guess, *almost[1])
+            return content.decode(encoding), (f"read as {encoding}, by a guess: it is not UTF-8",)
+        except UnicodeDecodeError as other:  # with damage, any text would be what is guessed
             raise Unreadable(f"byte {error.start} is not UTF-8, and byte {other.start} is not "
                              f"{encoding} either; convert it to UTF-8") from None
 
@@ -132,7 +129,7 @@ def read_markdown(content: bytes) -> Document:
 def read_csv(content: bytes) -> Document:
     """A table with a header; every row becomes a paragraph "column: value; ..."."""
     text, remarks = decoded(content)
-    begin = text.lstrip()[:GUESSED_FROM]
+    begin = text.lstrip()[:GUESSED_FROM]  # characters here
     separator = _SEPARATOR.fullmatch(_first_line(begin).rstrip())
     # The quoted fields may contain line ends.
     between = separator[1] if separator else _separator(text, _first_line(_QUOTED.sub("", begin)))

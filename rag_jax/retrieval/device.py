@@ -195,8 +195,8 @@ class DeviceIndex(Index):
         """Embeddings of rows int[R] of an index, and their tokens and lengths in each token table.
 
         Raises:
-            RetrievalError: a number that is not finite or too large, or a token id not below its
-                limit.
+            RetrievalError: a number that is not finite or too large, or a token id beyond its
+                table.
         """
         embeddings = check_vectors(
             index.embeddings(rows), lambda row: f"{index.path}: the embedding of row {rows[row]}")

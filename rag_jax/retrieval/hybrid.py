@@ -74,12 +74,16 @@ class HybridIndex(IndexWrapper):
         dense, words = self._scores(queries, ids)
         for scores in (dense, words):
             scores[twice] = -np.inf  # ranks below all others
-        ids, dense, words = _in_order_of_scores(ids, dense, words)
+        by_ranks = self.fusion.kind == "reciprocal_rank"
+        if by_ranks:
+            ids, dense, words = _in_order_of_scores(ids, dense, words)
         with np.errstate(invalid="ignore"):
             joined = self._joined(dense, words, queries)
         joined[np.isneginf(dense)] = -np.inf
-        best = merge([SearchResult(ids, joined)], k)
-        return best if self.fusion.kind == "convex" else self._ranked(queries, best.ids)
+        if not by_ranks:
+            return merge([SearchResult(ids, joined)], k)
+        best, = _taken(np.argsort(-joined, axis=1, stable=True)[:, :k], ids)
+        return self._ranked(queries, best)
 
     def _ranked(self, queries: np.ndarray, ids: np.ndarray) -> SearchResult:
         """Rows integers[B, K] in the order of their `logits`; ranks are among these rows alone."""

@@ -317,8 +317,8 @@ class PassageStore:
 def check_token_ids(ids: np.ndarray, limit: int, path: Path, name: str) -> None:
     """Raises a RetrievalError unless all ids of a token table are from 0 to `limit` - 1: beyond the
     end of an embedding table, a device would read another row without an error."""
-    wrong = ids[(ids < 0) | (ids >= limit)]
-    if wrong.size:
+    wrong = [int(one) for one in (ids.min(initial=0), ids.max(initial=0)) if not 0 <= one < limit]
+    if wrong:
         raise RetrievalError(f"{path}: token table {name!r} has the id {wrong[0]}, and the tokens "
                              f"of the model that reads it are 0..{limit - 1}; build the index "
                              "again with this model.")

@@ -257,8 +257,9 @@ class Server:
         fields.only(("model", "input", "encoding_format", "dimensions", "user"))
         tower = asking.known_model(fields, self._models) or "query_encoder"
         texts = fields.strings("input", self.settings.max_texts, self.settings.max_question)
-        if blank := [number for number, text in enumerate(texts) if not text.strip()]:
-            raise fields.error("input", f"texts that are not blank, as number {blank[0]} is")
+        blank = next((number for number, text in enumerate(texts, 1) if not text.strip()), None)
+        if blank is not None:
+            raise fields.error("input", f"texts that are not blank, as text {blank} is")
         retriever = index.rag.config.model.retriever
         fields.only(fields.fields, {"dimensions": (retriever.projection or retriever.width,)})
         encoding = fields.choice("encoding_format", "float", ("float", "base64"))

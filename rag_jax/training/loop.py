@@ -200,8 +200,8 @@ def _run(stage: Stage, requested: Callable[[], bool]) -> TrainState:
                     profiler.end(step, state)
                     loop.evaluate_and_save(step + 1, state)
     if loop.losses.have_grown:
-        hosts.warn(f"{stage.name}: the loss has grown, {loop.losses}; to begin again with a lower "
-                   f"learning rate, remove {stage.directory}")
+        hosts.warn(f"{stage.name}: the loss has grown, {loop.losses}; begin again with a lower "
+                   "learning rate, in another --workdir")
     return state
 
 
@@ -358,17 +358,18 @@ class _Loop:
         last = self.checkpointer.latest_here()  # waits for a save under way
         if hosts.leads():
             workdir.stop(stage.directory, step, what, last)
-        if last is None:
-            from_there = "no checkpoint was saved before"
-        elif self.saved_losses.have_grown:
-            from_there = (f"the last checkpoint is step {last} in {stage.directory}, where the "
-                          f"loss has grown already, {self.saved_losses}: to begin the stage again, "
-                          "remove that folder")
-        else:
-            from_there = f"the last good checkpoint is step {last} in {stage.directory}"
+        rates = f"a lower config.{section}.optimizer.learning_rate, or a longer warmup_steps"
+        if last is not None and self.saved_losses.have_grown:
+            # Of a run, other runs of the workdir have the rate, too.
+            again = "in another --workdir" if section == "train" else (
+                f"with the same command, once {stage.directory} is removed")
+            return TrainingError(
+                f"{name}: {what}; the last checkpoint is step {last} in {stage.directory}, and the "
+                f"loss had grown by then, {self.saved_losses}. Begin again {again}, with {rates}.")
+        from_there = (f"the last good checkpoint is step {last} in {stage.directory}"
+                      if last is not None else "no checkpoint was saved before")
         return TrainingError(
-            f"{name}: {what}; {from_there}. Run the same command with a lower "
-            f"config.{section}.optimizer.learning_rate, or a longer warmup_steps: both may change "
+            f"{name}: {what}; {from_there}. Run the same command with {rates}: both may change "
             "now, and training goes on from there.")
 
     @contextlib.contextmanager

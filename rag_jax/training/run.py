@@ -267,6 +267,7 @@ def _trained(path: pathlib.Path, asked: Sequence[str]) -> list[str]:
         with Checkpointer(path / run, read_only=True) as checkpointer:
             latest = checkpointer.latest_step()
         trained += [run] * (latest is not None and latest >= steps)
-        if run not in asked:
-            workdir.warn_of_unfinished(path / run, steps, ", and is left out of the report")
+        if latest is not None and run not in asked:
+            workdir.warn_of_unfinished(
+                path / run, steps, ", and is left out of the report", taken=latest)
     return trained

@@ -15,7 +15,7 @@ from rag_jax.retrieval.manifest import MANIFEST, open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
-from rag_jax.retrieval.versions import POINTER, current, opened, read_pointer
+from rag_jax.retrieval.versions import POINTER, current, opened, read_pointer, versions_of
 from rag_jax.training import document_encoder, weights, workdir
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
@@ -75,20 +75,23 @@ def _index(path: pathlib.Path) -> Iterator[Part]:
     try:  # opened, so that a later version does not remove this one meanwhile
         held = opened(path, lambda folder: types.SimpleNamespace(**open_folder(folder)._asdict()))
     except UserError as error:
-        yield Part(str(path), "index", list(dict.fromkeys([str(error), *_damaged_files(path)])))
-        return
-    passages, valid = held.passages, held.valid
-    size, damage = _files(held.files, *(store.files for store in passages.stores))
-    count = len(passages) if valid is None else int(valid.sum())
-    yield Part(str(path), f"index of {count} passages, {size}", damage)
+        yield Part(str(path), "index", [str(error), *_damaged_files(path)])
+    else:
+        passages, valid = held.passages, held.valid
+        size, damage = _files(held.files, *(store.files for store in passages.stores))
+        count = len(passages) if valid is None else int(valid.sum())
+        yield Part(str(path), f"index of {count} passages, {size}", damage)
     words = path / WORDS
     if words.is_dir() and not _is_half_built(words):  # else the next use counts them again
         yield from _index(words)
 
 
 def _is_half_built(path: pathlib.Path) -> bool:
+    """Whether nothing of an index has been published."""
     with contextlib.suppress(RetrievalError):
-        return not (read_pointer(path) or (path / "manifest.json").exists())
+        pointer = read_pointer(path)
+        return pointer == "" or pointer is None and not (
+            versions_of(path).exists() or (path / "manifest.json").exists())
     return False  # its pointer is damaged
 
 
@@ -99,8 +102,8 @@ def _damaged_files(path: pathlib.Path) -> Iterator[str]:
         for name, entry in MANIFEST.read(folder)[0]["files"].items():
             try:
                 yield from _files(VerifiedFiles(folder, {name: entry}))[1]
-            except RetrievalError as error:  # it is missing, or has another size
-                yield str(error)
+            except RetrievalError:  # it is missing, or has another size
+                yield str(folder / name)
 
 
 def _store(path: pathlib.Path) -> Part:

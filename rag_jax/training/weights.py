@@ -22,7 +22,7 @@ from rag_jax.training import pretrained, workdir
 RECORD = "weights.json"
 
 
-def check(config: Config, path: pathlib.Path, names: Sequence[str]) -> None:
+def check(config: Config, path: pathlib.Path, names: Sequence[str], record: bool = True) -> None:
     """Compares the weights of sources with the record of a workdir, before they are read; those of
     which it has nothing are recorded. Process 0 does it, and all processes call it alike.
 
@@ -30,14 +30,15 @@ def check(config: Config, path: pathlib.Path, names: Sequence[str]) -> None:
       config: names the sources.
       path: the workdir.
       names: of towers that have a source; families.RERANKER.
+      record: False = nothing is recorded.
 
     Raises:
       ConfigError: a source has changed since something was made from it, or the record is damaged.
     """
-    hosts.lead(lambda: _check(config, path, names))
+    hosts.lead(lambda: _check(config, path, names, record))
 
 
-def _check(config: Config, path: pathlib.Path, names: Sequence[str]) -> None:
+def _check(config: Config, path: pathlib.Path, names: Sequence[str], record: bool) -> None:
     earlier = read(path / RECORD) or {}
     sources = {**config.model.sources, families.RERANKER: config.model.reranker.pretrained}
     known = {entry["path"]: entry for one in earlier.values() for entry in one["files"].values()}
@@ -55,8 +56,8 @@ def _check(config: Config, path: pathlib.Path, names: Sequence[str]) -> None:
         raise ConfigError(
             f"{path}: {', '.join(made)} were made from other weights than there are now:\n{what}\n"
             "restore what has changed, or name another --workdir")
-    if (record := {**earlier, **now}) != earlier:
-        write_sealed(path / RECORD, {"sources": record})
+    if record and {**earlier, **now} != earlier:
+        write_sealed(path / RECORD, {"sources": {**earlier, **now}})
 
 
 def _files(source: str, name: str) -> dict[str, pathlib.Path]:

@@ -208,12 +208,19 @@ def steps_taken(folder: pathlib.Path) -> int:
     return max(files.steps_in(folder), default=0)
 
 
-def warn_of_unfinished(folder: pathlib.Path, steps: int, use: str = "") -> None:
+def warn_of_unfinished(folder: pathlib.Path, steps: int, use: str = "",
+                       taken: int | None = None) -> None:
     """Warns where a stage has begun and not taken all its steps.
 
-    use: what is made of it, or not, as it is.
+    Args:
+      folder: of the stage.
+      steps: of all.
+      use: what is made of it, or not, as it is.
+      taken: the steps that it has taken; None = as its folder has it.
     """
-    if has_checkpoint(folder) and (taken := steps_taken(folder)) < steps:
+    if taken is None and has_checkpoint(folder):
+        taken = steps_taken(folder)
+    if taken is not None and taken < steps:
         hosts.warn(f"{folder}: has taken {taken} of {steps} steps{use}; to finish it, give the "
                    "command again that began it")
 

@@ -45,17 +45,19 @@ def test_files_are_found_and_what_is_not_read_has_its_reason(tmp_path, monkeypat
 
 def test_workdirs_and_indexes_among_the_documents_are_no_documents(tmp_path):
     """Passages of documents that were gone were found in the passages.jsonl of another workdir."""
-    for name in ("ingested/ingest.json", "ingested/trained/data/x.jsonl", "index/versions/1/x.md",
-                 "index/rag_jax-index.json", "trained/config.json", "trained/data/inputs.json",
-                 "trained/data/passages.jsonl", "notes/config.json", "notes/data/x.md"):
+    for name in ("ingested/ingest.json", "ingested/index/x", "ingested/x.jsonl",
+                 "index/versions/1/x.md", "index/rag_jax-index.json", "trained/config.json",
+                 "trained/data/inputs.json", "trained/data/passages.jsonl", "notes/config.json",
+                 "notes/ingest.json", "notes/data/x.md"):
         (tmp_path / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "docs" / name).touch()
     found = {one.name: str(one.problem or "") for one in files_of(tmp_path / "docs")}
-    assert found.keys() == {"ingested", "index", "trained", "notes/config.json", "notes/data/x.md"}
+    assert found.keys() == {"ingested", "index", "trained", "notes/config.json",
+                            "notes/ingest.json", "notes/data/x.md"}
     assert {name for name, told in found.items() if "a workdir or an index of" in told} == {
         "ingested", "index", "trained"}
-    assert [one.name for one in files_of(tmp_path / "docs" / "ingested")] == [
-        "ingest.json", "trained/data/x.jsonl"], "what is named itself is read"
+    assert {one.name for one in files_of(tmp_path / "docs" / "ingested")} == {
+        "ingest.json", "x.jsonl", "index/x"}, "what is named itself is read"
 
 
 def test_a_folder_that_can_be_listed_and_not_entered_ends_nothing(tmp_path, monkeypatch):

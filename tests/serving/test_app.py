@@ -265,7 +265,7 @@ def test_vectors_have_one_width_and_an_unknown_model_is_told_first(asking, rag):
         assert told.status_code == 422 and told.json()["error"]["param"] == "input"
         told = asking.post("/v1/embeddings", json={
             "model": f"rag_token-{tower}", "input": [ASK, " \n"]}).json()["error"]
-        assert told["param"] == "input" and "not blank, as number 1 is" in told["message"]
+        assert told["param"] == "input" and "not blank, as text 2 is" in told["message"]
 
 
 @contextlib.contextmanager

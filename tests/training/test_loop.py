@@ -465,12 +465,15 @@ def test_a_checkpoint_where_the_loss_has_grown_is_not_called_good(tmp_path, caps
     """All that trained from it had a loss of 1e12, as the message had advised."""
     grown = of_loss(2.0, 3.0, 1e6)
     with pytest.raises(TrainingError, match=(
-            f"the last checkpoint is step 4 in {tmp_path}/a, where the loss has grown already, from"
-            " 2 in the first step to 5e[+]05: .* remove that folder")):
+            f"the last checkpoint is step 4 in {tmp_path}/a, and the loss had grown by then, from "
+            "2 in the first step to 5e[+]05. Begin again in another --workdir, with a lower config"
+            "[.]train[.]optimizer[.]learning_rate")):
         run_stage(stage(tmp_path / "a", at=grown | {6: with_nan})[0])
     assert "warning" not in capsys.readouterr().err
     with pytest.raises(TrainingError, match="the last checkpoint is step 4 .*from 2 in the first"):
         run_stage(stage(tmp_path / "a", at=grown | {4: with_nan})[0])  # of the run before
+    with pytest.raises(TrainingError, match=f"again with the same command, once {tmp_path}/g is "):
+        run_stage(stage(tmp_path / "g", name="generator", at=grown | {6: with_nan})[0])
     with pytest.raises(TrainingError, match="the last good checkpoint is step 4"):
         run_stage(stage(tmp_path / "b", at=of_loss(2.0, 6.5) | {6: with_nan})[0])
 
@@ -478,8 +481,8 @@ def test_a_checkpoint_where_the_loss_has_grown_is_not_called_good(tmp_path, caps
 def test_a_loss_that_has_grown_at_the_end_is_told(tmp_path, capsys):
     run_stage(stage(tmp_path / "a", at=of_loss(2.0, 3.0, 9.0))[0])
     assert capsys.readouterr().err.endswith(
-        "warning: toy: the loss has grown, from 2 in the first step to 7.7; to begin again with a "
-        f"lower learning rate, remove {tmp_path}/a\n")
+        "warning: toy: the loss has grown, from 2 in the first step to 7.7; begin again with a "
+        "lower learning rate, in another --workdir\n")
     for name, losses in (("b", (2.0, 7.5)), ("c", (0.01, 0.9)), ("d", (9.0, 1.0))):
         run_stage(stage(tmp_path / name, at=of_loss(*losses))[0])
     assert "warning" not in capsys.readouterr().err
