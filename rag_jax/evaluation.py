@@ -236,7 +236,10 @@ def folder_name(split: str, questions: str | None = None, index: str | None = No
 def _named(source: str) -> str:
     """A file, folder or other source as part of a folder's name, different for each source."""
     path = pathlib.Path(source)
-    return _digested(path.stem, str(path.resolve()) if path.exists() else source)
+    if path.exists():
+        return _digested(path.stem, str(path.resolve()))
+    parts = map(pathlib.Path, source.split(":"))  # of kilt:FILE, and of tfds-dir:FOLDER:SPLIT
+    return _digested(path.stem, ":".join(str(p.resolve() if p.exists() else p) for p in parts))
 
 
 def _digested(stem: str, whole: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.errors import near_matches
 from rag_jax.lines import is_utf8
+from rag_jax.metrics.answers import normalize_answer
 from rag_jax.overrides import accepts, for_run, lexical, replace, type_name, value
 
 
@@ -234,6 +235,13 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     if model.head != "none" and len(config.eval.labels) < 2:
         yield (f"config.eval.labels: config.model.head={model.head} chooses among them; "
                "name the classes, two or more, as the data's answers do")
+    places: dict[str, int] = {}
+    for place, label in enumerate(config.eval.labels):
+        first = places.setdefault(normalize_answer(label, config.eval.nfd), place)
+        if first != place:
+            yield (f"config.eval.labels: {config.eval.labels[first]!r} and {label!r} are one answer "
+                   "to exact match, by which they would be scored: name them so that more than "
+                   "case, articles and punctuation differs, in the data, too")
 
 
 def _layers(config: Config, known: bool) -> Iterator[str]:

@@ -128,14 +128,14 @@ def _overlaps(correct: np.ndarray, examples: Sequence[Example], train: Sequence[
               nfd: bool) -> dict[str, float]:
     """The em over the questions that share their answer, or their question, with training; answers
     are compared where they are texts and no expressions."""
-    shared = {}
-    if not any(example.regex for example in examples):
-        shared["answer_overlap"] = overlap.overlaps(
-            [e.answers for e in examples], [e.answers for e in train], nfd)
-    shared["question_overlap"] = overlap.overlaps(
-        [[e.question] for e in examples], [[e.question] for e in train], nfd)
-    return {f"em_{key}": value for name, which in shared.items()
-            for key, value in overlap.slices(correct, which, name).items()}
+    texts = np.array([not example.regex for example in examples])
+    slices = overlap.slices(correct, overlap.overlaps(
+        [[e.question] for e in examples], [[e.question] for e in train], nfd), "question_overlap")
+    if texts.any():
+        slices |= overlap.slices(correct[texts], overlap.overlaps(
+            [e.answers for e in examples if not e.regex],
+            [e.answers for e in train if not e.regex], nfd), "answer_overlap")
+    return {f"em_{name}": value for name, value in slices.items()}
 
 
 def answer_ranks(examples: Sequence[Example], retrieved: Retrieved) -> np.ndarray:
@@ -242,8 +242,9 @@ def _kilt(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved 
              for passages in retrieved]
     sets = [_evidence(example, by_id) for example in examples]
     precisions = [kilt.r_precision(*pair) for pair in zip(pages, sets, strict=True)]
-    supported = [kilt.supported(text, example.answers, precision) for text, example, precision
-                 in zip(predictions, examples, precisions, strict=True)]
+    supported = [kilt.supported(text, example.answers, precision, how.nfd)
+                 for text, example, precision in zip(
+                     predictions, examples, precisions, strict=True)]
     scores = {"r_precision": _percent(precisions)}
     for k in depths(retrieved):
         scores[f"page_recall@{k}"] = _percent(
@@ -323,7 +324,7 @@ def read_predictions(path: pathlib.Path, examples: Sequence[Example]) -> list[st
             raise ConfigError(f"{record.where}: a second answer to question {name!r}")
         answers[name] = answer
     wanted = [example.id for example in examples]
-    for name in {*wanted} ^ {*answers}:
+    for name in sorted({*wanted} ^ {*answers}):
         where = "no prediction" if name in wanted else "no question, but a prediction"
         raise ConfigError(f"--predictions={path}: {where} for id {name!r}: predictions and "
                           "questions must have the same ids")

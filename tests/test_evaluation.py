@@ -171,6 +171,12 @@ def test_an_evaluation_on_other_questions_has_a_folder_of_its_own(tmp_path, monk
     assert len(set(names)) == 4 and all(name.startswith("questions-") for name in names)
     assert not any(set(name) & set("/ :?") for name in names)
     assert folder_name("test", str(tmp_path / "test.jsonl")) == names[0]
+    kinds = ("kilt:test.jsonl", "tfds-dir:other:test")  # whose files are others elsewhere, too
+    here = [folder_name("test", kind) for kind in kinds]
+    (tmp_path / "other" / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert not {folder_name("test", kind) for kind in kinds} & {*here}
+    monkeypatch.chdir(tmp_path)
     for questions, folders in (("task:nq:test", 2), ("test.jsonl", 1)):
         assert folders == len({folder_name("test", questions, settings={"data.data_dir": where})
                                for where in ("full", "sample")})

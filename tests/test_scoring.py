@@ -160,6 +160,11 @@ def test_overlap_with_training_is_of_texts_and_not_of_expressions():
     assert (found["em_no_answer_overlap"], found["em_no_question_overlap_count"]) == (50, 2)
     found = score(["1950", "x"], PATTERNS, (), train=PATTERNS[:1])
     assert found["em_question_overlap_count"] == 2 and "em_answer_overlap_count" not in found
+    mixed = [EXAMPLES[0], PATTERNS[0]]  # one expression took the value from all; or it was a text
+    found = score(["x", "1950"], mixed, (), train=[*train, PATTERNS[1]._replace(answers=("Lima",))])
+    assert (found["em_answer_overlap"], found["em_answer_overlap_count"]) == (0, 1)
+    found = score(["x", "1950"], mixed, (), train=[PATTERNS[1]._replace(answers=("Lima",))])
+    assert found["em_answer_overlap_count"] == 0 and found["em_no_answer_overlap_count"] == 1
 
 
 def test_decomposed_answers_are_equal_in_every_score():
@@ -170,6 +175,10 @@ def test_decomposed_answers_are_equal_in_every_score():
         found = score(["Beyonce\u0301"], asked, how=EvalConfig(nfd=nfd), train=train)
         assert found["em"] == found["f1"] == 100 * nfd
         assert found["em_answer_overlap_count"] == found["em_question_overlap_count"] == nfd
+        asked = [asked[0]._replace(titles=("B",))]
+        found = score(["Beyonce\u0301"], asked, ("kilt",), [[Passage("1", "B", "")]],
+                      how=EvalConfig(nfd=nfd))
+        assert found["kilt_em"] == found["kilt_f1"] == 100 * nfd
 
 
 def test_families_are_those_of_the_configuration():
@@ -221,6 +230,7 @@ def test_predictions_in_a_file_are_scored_without_a_model(tmp_path, capsys):
     assert "no prediction for id '1'" in failing(*lines[:2])
     assert "no question, but a prediction for id '9'" in failing(
         *lines, '{"id": "9", "answer": "x"}')
+    assert "no prediction for id '1'" in failing()  # which of them was a matter of chance
     with pytest.raises(ConfigError, match="no such file"):
         read_predictions(tmp_path / "none", EXAMPLES)
 

@@ -297,10 +297,10 @@ def _names_columns(line: str) -> bool:
 
 def _is_header(where: str, fields: list[str], answered: bool) -> bool:
     """Whether the first line of a table names its columns, which begin with the question."""
-    if {"id", "text", "title"} <= set(fields):
+    low = [field.lower() for field in fields]
+    if {"id", "text", "title"} <= set(low):
         raise DataError(f"{where}: the header of a file of passages: expected questions, with "
                         "their answers after a tab where they are known")
-    low = [field.lower() for field in fields]
     if {"question", "questions"} & set(low[1:]) and {"id", "answer", "answers"} & set(low):
         raise DataError(f"{where}: a header with other columns before the question: the first "
                         "has to be the question, and the others its answers; or write .jsonl")

@@ -56,7 +56,7 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
         return load_tfds(source, data_dir)
     if source.endswith(_JSONL_SUFFIXES):
         return collect(source, read_jsonl(source))
-    if source.endswith(_TSV_SUFFIXES):
+    if source.lower().endswith(_TSV_SUFFIXES):
         return collect(source, read_tsv(source))
     raise DataError(
         f"cannot tell the format of the question source {source!r}: expected a file ending in "

@@ -53,13 +53,18 @@ def page_recall(pages: Sequence[str], evidence_sets: EvidenceSets, k: int) -> fl
     return complete / len(gold_sets) if gold_sets else 0.0
 
 
-def supported(prediction: str, references: Sequence[str], r_precision: float) -> Supported:
-    """KILT-accuracy, KILT-EM and KILT-F1 of one answer; an empty answer scores 0."""
+def supported(prediction: str, references: Sequence[str], r_precision: float, nfd: bool = False
+              ) -> Supported:
+    """KILT-accuracy, KILT-EM and KILT-F1 of one answer; an empty answer scores 0.
+
+    `nfd` is config.eval.nfd, which KILT has not; expressions are compared as texts.
+    """
     prediction = prediction.strip()
     if r_precision < 1 or not prediction:
         return Supported(0.0, 0.0, 0.0)
     return Supported(float(prediction in {text.strip() for text in references}),
-                     float(exact_match(prediction, references)), f1(prediction, references))
+                     float(exact_match(prediction, references, nfd=nfd)),
+                     f1(prediction, references, nfd=nfd))
 
 
 def _sets(evidence_sets: EvidenceSets) -> list[frozenset[str]]:

@@ -76,7 +76,8 @@ def _matched(pattern: str, text: str, run: Callable[[regex.Pattern], Any]) -> An
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(pattern: str) -> regex.Pattern | None:
-    """Compiled by `regex`, which has a time limit; None where Python's `re` does not compile it."""
+    """Compiled by `regex`, which has a time limit; None where Python's `re` does not compile it.
+    What means other things to both, such as {e<=1} and [[:alpha:]], is as `regex` has it."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
             re.compile(pattern, FLAGS)

@@ -212,8 +212,8 @@ def _pairs(closed: Measured, ours: Measured) -> tuple[list[pairs.Pair], list[pai
     items = [pairs.Pair(a["question"], a["answer"], b["answer"]) for a, b in zip(
         closed.predictions, ours.predictions, strict=True)][: paper.TABLE4_PAIRS]
     gold = [(r["question"], r["references"][0]) for r in ours.predictions]
-    controls = [pairs.Pair(subject, text, other) for (subject, text), (_, other) in zip(
-        gold, gold[1:] + gold[:1], strict=True) if text != other]
+    controls = [pairs.Pair(subject, text, other) for (subject, text), (another, other) in zip(
+        gold, gold[1:] + gold[:1], strict=True) if text != other and subject != another]
     return items, controls[:CONTROLS]
 
 

@@ -144,6 +144,7 @@ class Lab:
         with damaged_result_named(folder_of(self.root, cell) / f"{what.name}{suffix}"):
             if kept := _kept(self.root, cell, what):
                 made, read = kept
+                made["program"], made["date"]  # which the report's head shows
                 if not (why := stale(made, cell, self.root, what)):
                     self.used.setdefault((cell.folder, cell.run), (cell, []))[1].append(made)
                     return read()

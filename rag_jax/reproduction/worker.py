@@ -64,6 +64,9 @@ class Worker:
                               f"{', '.join(splits)}")
         print(f"== {cell.folder}/{cell.run}: {what.name}", flush=True)
         examples = examples[: rag.config.eval.max_examples or len(examples)]
+        if what.shuffled and len(examples) < 2:
+            raise ConfigError(f"{cell.folder}: {what.split} has one question, and no other whose "
+                              "passages it could read")
         order = someone_elses(len(examples), cell.config.seed) if what.shuffled else None
         return rag.evaluate(examples, order=order, likelihood=False,
                             **({"k": what.k} if what.k else {}))

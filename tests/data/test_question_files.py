@@ -196,9 +196,11 @@ def test_tsv_errors_name_file_line_and_field(tmp_path, line, message):
 @pytest.mark.parametrize("read", [load_examples, read_asked])
 def test_a_file_of_passages_is_no_file_of_questions(tmp_path, read):
     """A run trained to its end, and was evaluated on the "questions" id, 1 and 7."""
-    path = write(tmp_path / "p.tsv", "id\ttext\ttitle\n1\tLima is the capital.\tPeru\n")
-    with pytest.raises(DataError, match=r"p\.tsv:1: the header of a file of passages"):
-        read(path)
+    for text in ("id\ttext\ttitle\n1\tLima is the capital.\tPeru\n",
+                 "Text\tID\tTitle\nLima is the capital.\t1\tPeru\n"):
+        path = write(tmp_path / "p.tsv", text)
+        with pytest.raises(DataError, match=r"p\.tsv:1: the header of a file of passages"):
+            read(path)
 
 
 @pytest.mark.parametrize("read", [load_examples, read_asked])

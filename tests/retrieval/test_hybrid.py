@@ -138,6 +138,19 @@ def test_passages_of_the_same_words_are_ranked_by_embeddings(fusion, tmp_path):
     np.testing.assert_array_equal(found.ids, dense.search(VECTORS, 5).ids)
 
 
+def test_of_equal_ranks_the_better_embedding_is_found(tmp_path):
+    """The lower number of a row was."""
+    pair = [p._replace(title="", text=text) for p, text in zip(
+        random_passages(2), ("The river. River.", "The long river."), strict=True)]
+    store = numbered(tmp_path / "store", pair)
+    dense = build_index(store, embed, tmp_path / "dense", kind="exact", progress=False, **INPUTS)
+    index = HybridIndex(dense, build_bm25(store, tmp_path / "words"), Fusion("reciprocal_rank"))
+    vector = np.float32(TABLE[1:2] - TABLE[:1])
+    assert dense.search(vector, 1).ids == 1 and index.words.search(["river"], 1).ids == 0
+    query = hybrid_queries(vector, np.array(["river"], object), 0.5)
+    assert [index.search(query, k).ids.tolist() for k in (1, 2)] == [[[1]], [[1, 0]]]
+
+
 def test_few_nominations_are_scored_by_both_parts(parts, monkeypatch):
     """A passage that only words nominate has its inner product, and the other way round."""
     monkeypatch.setattr(hybrid, "NOMINATED", 3)
