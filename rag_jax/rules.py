@@ -239,9 +239,10 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     for place, label in enumerate(config.eval.labels):
         first = places.setdefault(normalize_answer(label, config.eval.nfd), place)
         if first != place:
-            yield (f"config.eval.labels: {config.eval.labels[first]!r} and {label!r} are one answer "
-                   "to exact match, by which they would be scored: name them so that more than "
-                   "case, articles and punctuation differs, in the data, too")
+            other = config.eval.labels[first]
+            yield (f"config.eval.labels: {other!r} and {label!r} are one answer to exact match, by "
+                   "which they would be scored: name them so that more than case, articles and "
+                   "punctuation differs, in the data, too")
 
 
 def _layers(config: Config, known: bool) -> Iterator[str]:
