@@ -18,6 +18,7 @@ from rag_jax.training import loop
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.loop import (
     BEST_METRIC,
+    Losses,
     Preempted,
     PureSource,
     Stage,
@@ -476,6 +477,12 @@ def test_a_checkpoint_where_the_loss_has_grown_is_not_called_good(tmp_path, caps
         run_stage(stage(tmp_path / "g", name="generator", at=grown | {6: with_nan})[0])
     with pytest.raises(TrainingError, match="the last good checkpoint is step 4"):
         run_stage(stage(tmp_path / "b", at=of_loss(2.0, 6.5) | {6: with_nan})[0])
+
+
+def test_of_a_run_whose_first_loss_nobody_kept_none_has_grown():
+    """Its checkpoint is of an earlier version."""
+    losses = Losses().noted(7, 1.0)
+    assert losses.first is None and not losses.noted(8, 99.0).have_grown
 
 
 def test_a_loss_that_has_grown_at_the_end_is_told(tmp_path, capsys):
