@@ -87,8 +87,6 @@ def _encoding_of(label: str) -> str:
     """Python's name of the encoding that a page declares; "" = browsers ignore it."""
     with contextlib.suppress(LookupError):
         name = codecs.lookup(encoding_named(label)).name
-        if name.startswith(("utf-16", "utf-32")):  # in ASCII bytes
-            return "utf-8"
         if name in _OF_PAGES:
             return name
     return ""
