@@ -1,8 +1,10 @@
 """The Python API: what a run is decides its configuration, and its answers are the commands'."""
 
+import copy
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import subprocess
 import sys
@@ -429,12 +431,17 @@ def test_vectors_are_those_of_the_index(rag):
 
 def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     rag = rag_jax.load(uninterrupted)
+    before = copy.copy(rag)
+    for copied in (copy.deepcopy, pickle.dumps):  # which said what cannot be pickled in it
+        with pytest.raises(TypeError, match="cannot be pickled.*; call rag_jax.load in each proc"):
+            copied(rag)
     rag.swap("2016")
     answer, = rag.ask(QUESTIONS[0])
     assert all(name.startswith("2016/") for name in answer.passage_ids)
     assert answer == rag_jax.load(uninterrupted, index="2016").ask(QUESTIONS[0])[0]
     with pytest.raises(ConfigError, match="nowhere': no such folder, and .*indexes has 2016, 2018"):
         rag.swap("nowhere")
+    assert pathlib.Path(before.index.path).name == "2018", "a copy has its own"
 
 
 @pytest.mark.parametrize("ask, error, text", [

@@ -285,7 +285,7 @@ def _end_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
     if len(listed) > MOST_ENDS:
         raise HubError(f"{file}: {theirs} has {len(listed)} tokens; at most {MOST_ENDS} are read")
     for value in listed:
-        _check_token(value, theirs, config, file)
+        _check_token(value, theirs, config, generation, file)
     return tuple(dict.fromkeys(listed))
 
 
@@ -294,8 +294,11 @@ def _merged(config: Mapping[str, Any], generation: Mapping[str, Any]) -> dict[st
     return {**config, **{name: value for name, value in generation.items() if value is not None}}
 
 
-def _check_token(value: Any, theirs: str, config: Mapping[str, Any], file: pathlib.Path) -> None:
+def _check_token(value: Any, theirs: str, config: Mapping[str, Any],
+                 generation: Mapping[str, Any], file: pathlib.Path) -> None:
     if not (type(value) is int and 0 <= value < config["vocab_size"]):
+        if generation.get(theirs) is not None:
+            file = file.with_name("generation_config.json")
         raise HubError(f"{file}: {theirs} = {reprlib.repr(value)} is no token of the "
                        f"{config['vocab_size']} that vocab_size says")
 
@@ -343,7 +346,7 @@ def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: 
         if value is None and ours in ("start", "end", "pad"):
             value = getattr(SpecialIds, ours)
         if value is not None:
-            _check_token(value, theirs, config, file)
+            _check_token(value, theirs, config, generation, file)
         values[ours] = value
     return SpecialIds(**values)
 

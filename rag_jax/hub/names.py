@@ -257,7 +257,9 @@ def read(tensors: Tensors, weight: Weight, shape: tuple[int, ...]) -> np.ndarray
     value = tensors.read(present[0])
     for name in present[1:]:
         copy = tensors.read(name)
-        if copy.dtype != value.dtype or copy.tobytes() != value.tobytes():
+        pair = (copy, value) if copy.dtype == value.dtype else (
+            copy.astype(np.float32), value.astype(np.float32))
+        if pair[0].tobytes() != pair[1].tobytes():
             raise HubError(
                 f"{tensors.source}: {present[0]} and {name} differ, but they are one parameter "
                 "here (tied embeddings); an untied model cannot be used")

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from typing import Any
 
@@ -69,9 +70,19 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     return value
 
 
+def refuse_broken_link(file: pathlib.Path) -> None:
+    """Raises a HubError for a link to what is not there, as of a cache that was copied in part."""
+    if file.is_symlink() and not file.exists():
+        raise HubError(f"{file}: is a link to {os.readlink(file)}, which is missing: download it "
+                       "again")
+
+
 def read_json_value(file: pathlib.Path) -> Any:
     """As `read_json`, of any JSON."""
     try:
+        refuse_broken_link(file)
+        if file.exists() and not (file.is_file() or file.is_dir()):
+            raise HubError(f"{file}: is a pipe, a socket or a device, and no file")
         with file.open("rb") as stream:
             content = stream.read(HEADER_LIMIT + 1)
     except FileNotFoundError:

@@ -19,7 +19,15 @@ import safetensors
 
 from rag_jax import files
 from rag_jax.hub.pickled import read_torch
-from rag_jax.hub.stored import HEADER_LIMIT, ITEM_BYTES, HubError, Stored, read_json, unique
+from rag_jax.hub.stored import (
+    HEADER_LIMIT,
+    ITEM_BYTES,
+    HubError,
+    Stored,
+    read_json,
+    refuse_broken_link,
+    unique,
+)
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16),
@@ -74,6 +82,7 @@ def open_tensors(directory: str | os.PathLike) -> Tensors:
     folder = pathlib.Path(directory)
     for name, read in ((SAFETENSORS, read_header), (TORCH, read_torch)):
         file, index = folder / name, folder / f"{name}.index.json"
+        refuse_broken_link(file)
         if file.is_file():
             return Tensors(read(file), file)
         if index.is_file():
@@ -96,6 +105,9 @@ def _open_shards(index: pathlib.Path, read: Callable[[pathlib.Path], dict[str, S
         file = index.parent / shard
         if pathlib.PurePath(shard).name != shard:
             raise HubError(f"{index}: shard {shard!r} is not a plain file name")
+        if not files.can_exist(file):
+            raise HubError(f"{index}: shard {shard[:60]!r}... has a name that no file can have")
+        refuse_broken_link(file)
         if not file.is_file():
             raise HubError(f"{file}: this shard, named in {index.name}, is missing: download it")
         inside = read(file)

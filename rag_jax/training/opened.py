@@ -72,6 +72,13 @@ class Rag:
     def __repr__(self) -> str:
         return f"Rag({str(self.job.workdir)!r}, run={self.run!r})"
 
+    def __copy__(self) -> "Rag":
+        return Rag(**vars(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a Rag holds devices and open files: it cannot be pickled, nor copied "
+                        "deeply; call rag_jax.load in each process")
+
     @property
     def config(self) -> Config:
         """The configuration of the run, as it was opened."""

@@ -179,6 +179,11 @@ def test_tied_copies_are_taken_when_equal_and_refused_when_not(tmp_path):
              "model.decoder.embed_tokens.weight")
     edit_weights(folder, lambda t: {**t, **{n: t["model.shared.weight"].copy() for n in names}})
     checkpoints.assert_equal(load(folder).params, tree)
+    other, _ = written(tmp_path / "half", BART_CG)  # the same numbers in another type
+    edit_weights(other, lambda t: {**t, names[0]: t["model.shared.weight"].astype(np.float16),
+                                   "model.shared.weight": t["model.shared.weight"].astype(
+                                       np.float16).astype(np.float32)})
+    assert load(other).params["generator"]["embedding"].dtype == np.float32
     for name in names:
         other, _ = written(tmp_path / name, BART_CG)
         edit_weights(other, lambda t, name=name: {
@@ -269,6 +274,9 @@ def test_settings_of_generation_come_from_where_transformers_takes_them(tmp_path
     assert found.ids == dataclasses.replace(IDS, forced_eos=2)
     (folder / "generation_config.json").write_text('{"length_penalty": "long"}')
     with pytest.raises(HubError, match=r"generation_config\.json: length_penalty = 'long'"):
+        load(folder)
+    (folder / "generation_config.json").write_text('{"pad_token_id": -1}')
+    with pytest.raises(HubError, match=r"generation_config\.json: pad_token_id = -1 is no token"):
         describe(folder)
 
 

@@ -3,6 +3,7 @@
 import collections
 import io
 import json
+import os
 import pathlib
 import pickle
 import struct
@@ -17,7 +18,7 @@ import pytest
 import safetensors.numpy
 
 from rag_jax.hub import pickled
-from rag_jax.hub.stored import HubError
+from rag_jax.hub.stored import HubError, read_json
 from rag_jax.hub.tensors import open_tensors, write_safetensors
 
 RNG = np.random.default_rng(0)
@@ -348,6 +349,7 @@ def test_a_missing_shard(tmp_path):
     ({**MAP, "c": "model-1.safetensors"}, r"model-1\.safetensors.*but it lacks c"),
     ({"a.weight": MAP["a.weight"], "b": MAP["a.weight"]}, "lacks b"),
     ({**MAP, "b": "../b.safetensors"}, "not a plain file name"),
+    ({**MAP, "b": "m" * 5000}, "index.json: shard 'm+'... has a name that no file can have"),
     ({**MAP, "b": "model-1.safetensors"}, "lacks b"),
 ])
 def test_an_index_that_does_not_fit_its_shards(weight_map, message, tmp_path):
@@ -361,6 +363,21 @@ def test_a_shard_with_more_than_its_index_says(tmp_path):
     safetensors.numpy.save_file(VALUES, tmp_path / "model-1.safetensors")
     with pytest.raises(HubError, match="omits b, scalar"):
         open_tensors(tmp_path)
+
+
+def test_a_cache_that_was_copied_in_part_is_told_as_one(tmp_path):
+    """Weights that a listing of the folder shows were "no weights"."""
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).symlink_to("../../blobs/abc")
+    told = "is a link to ../../blobs/abc, which is missing: download it again"
+    with pytest.raises(HubError, match=f"model.safetensors: {told}"):
+        open_tensors(tmp_path)
+    with pytest.raises(HubError, match=f"config.json: {told}"):
+        read_json(tmp_path / "config.json")
+    (tmp_path / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")  # it was waited for
+    with pytest.raises(HubError, match="config.json: is a pipe, a socket or a device, and"):
+        read_json(tmp_path / "config.json")
 
 
 def test_a_folder_without_weights_says_what_it_found(tmp_path):
