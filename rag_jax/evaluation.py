@@ -238,8 +238,10 @@ def _named(source: str) -> str:
     path = pathlib.Path(source)
     if path.exists():
         return _digested(path.stem, str(path.resolve()))
-    parts = map(pathlib.Path, source.split(":"))  # of kilt:FILE, and of tfds-dir:FOLDER:SPLIT
-    return _digested(path.stem, ":".join(str(p.resolve() if p.exists() else p) for p in parts))
+    parts = list(map(pathlib.Path, source.split(":")))
+    if source.startswith(("kilt:", "tfds-dir:")) and parts[1].exists():  # the others have names
+        parts[1] = parts[1].resolve()
+    return _digested(path.stem, ":".join(map(str, parts)))
 
 
 def _digested(stem: str, whole: str) -> str:

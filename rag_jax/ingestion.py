@@ -226,7 +226,8 @@ class _Ingestion:
         before = workdirs.read(self.path) if workdirs.exists(self.path) else None
         if before is None or overrides.differences(before, self.config):
             workdirs.write(self.config, self.path / "config.json")
-        _put_first(self.path / TRAINED, self.config.runs)
+        if before and before.runs != self.config.runs:
+            _put_first(self.path / TRAINED, self.config.runs)
         if before and before.eval != self.config.eval:
             for file in (self.path / TRAINED).glob("*/eval.json"):
                 workdirs.begin_run(self.path / TRAINED, file.parent.name, self.config.eval)

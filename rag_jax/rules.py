@@ -32,6 +32,21 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     return validate(replace(config, changes), resolved=True)
 
 
+def check_labels(config: Config) -> None:
+    """Raises ConfigError where exact match takes two labels for one answer: a wrong class would
+    count as right. It is no part of `validate`: workdirs of an earlier version may have such, and
+    who only asks scores nothing."""
+    places: dict[str, int] = {}
+    for place, label in enumerate(config.eval.labels):
+        first = places.setdefault(normalize_answer(label, config.eval.nfd), place)
+        if first != place:
+            other = config.eval.labels[first]
+            raise ConfigError(
+                f"config.eval.labels: {other!r} and {label!r} are one answer to exact match, by "
+                "which they would be scored: name them so that more than case, articles and "
+                "punctuation differs, in the data, too")
+
+
 def check_prompt(config: Config) -> None:
     """Raises ConfigError for a prompt that no generator reads.
 
@@ -235,14 +250,6 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
     if model.head != "none" and len(config.eval.labels) < 2:
         yield (f"config.eval.labels: config.model.head={model.head} chooses among them; "
                "name the classes, two or more, as the data's answers do")
-    places: dict[str, int] = {}
-    for place, label in enumerate(config.eval.labels):
-        first = places.setdefault(normalize_answer(label, config.eval.nfd), place)
-        if first != place:
-            other = config.eval.labels[first]
-            yield (f"config.eval.labels: {other!r} and {label!r} are one answer to exact match, by "
-                   "which they would be scored: name them so that more than case, articles and "
-                   "punctuation differs, in the data, too")
 
 
 def _layers(config: Config, known: bool) -> Iterator[str]:

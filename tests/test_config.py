@@ -275,8 +275,6 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     ({"model.head": "classification", "eval.labels": ("yes",)},
      "config.eval.labels: config.model.head=classification chooses among them; name the classes"),
     ({"model.head": "label_token"}, "config.eval.labels: config.model.head=label_token chooses"),
-    ({"eval.labels": ("+1", "0", "-1")}, "config.eval.labels: '+1' and '-1' are one answer"),
-    ({"eval.labels": ("x", "y", "x")}, "config.eval.labels: 'x' and 'x' are one answer"),
     ({"model.head": "classification", "eval.labels": ("yes", "no"), "data.max_source_length": 50,
       "data.max_target_length": 9, "model.generator.max_positions": 50},
      "config.data.max_question_length=64: the model has 50 positions"),

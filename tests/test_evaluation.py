@@ -176,6 +176,9 @@ def test_an_evaluation_on_other_questions_has_a_folder_of_its_own(tmp_path, monk
     (tmp_path / "other" / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     assert not {folder_name("test", kind) for kind in kinds} & {*here}
+    named = folder_name("test", "task:nq:test")
+    (tmp_path / "other" / "nq").mkdir()
+    assert folder_name("test", "task:nq:test") == named, "no name of a file"
     monkeypatch.chdir(tmp_path)
     for questions, folders in (("task:nq:test", 2), ("test.jsonl", 1)):
         assert folders == len({folder_name("test", questions, settings={"data.data_dir": where})

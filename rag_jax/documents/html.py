@@ -25,7 +25,7 @@ EMPTY = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "me
          "source", "track", "wbr"}  # have no content, in HTML too
 LINES = {"br", "dd", "dt", "li", "mtd", "mtr", "td", "th", "tr"}  # begin one, but no paragraph
 # What stands before the parts of a part of an equation.
-EQUATIONS = {"mfrac": ("", "/"), "mover": ("", "^"), "mroot": ("", "^1/"), "msqrt": ("√",),
+EQUATIONS = {"mfrac": ("", "/"), "mover": ("", "^"), "mroot": ("", "^(1/"), "msqrt": ("√",),
              "msub": ("", "_"), "msubsup": ("", "_", "^"), "msup": ("", "^"), "munder": ("", "_"),
              "munderover": ("", "_", "^")}
 _ROWS = {"mpadded", "mrow", "mstyle"}  # of the terms of an equation
@@ -86,7 +86,9 @@ def _decoded(content: bytes, xml: bool) -> tuple[str, tuple[str, ...]]:
 def _encoding_of(label: str) -> str:
     """Python's name of the encoding that a page declares; "" = browsers ignore it."""
     with contextlib.suppress(LookupError):
-        name = codecs.lookup(encoding_named(label)).name
+        name = label
+        for _ in range(2):  # Python's own names may have other ones, as latin-1 has
+            name = codecs.lookup(encoding_named(name)).name
         if name in _OF_PAGES:
             return name
     return ""
@@ -138,17 +140,29 @@ def _write(body: Any, writer: Writer, headed: bool = True) -> None:
 def _joint(node: Any) -> tuple[str, str]:
     """What is written before and after a part of a fraction, a power or a root: what joins it to
     the part before it, and brackets around several terms."""
-    if node.tag.startswith("-"):
+    if node.tag.startswith("-") or node.first_child is None:
         return "", ""
-    joints, before, place = EQUATIONS[node.parent.tag], node.prev, 0
-    while before is not None and place < len(joints):
-        place += not before.tag.startswith("-")
-        before = before.prev
-    joint, inside = joints[place] if place < len(joints) else "", node.first_child
-    while inside is not None and inside.tag.startswith("-"):
+    joints, earlier, place = EQUATIONS[node.parent.tag], node.prev, 0
+    while earlier is not None and place < len(joints):
+        place += not earlier.tag.startswith("-")
+        earlier = earlier.prev
+    joint, terms = joints[place] if place < len(joints) else "", _terms(node)
+    while len(terms) == 1 and terms[0].tag in _ROWS:
+        terms = _terms(terms[0])
+    several = len(terms) > 1 or node.tag in EQUATIONS or any(t.tag in EQUATIONS for t in terms)
+    before = f"{joint}(" if several else joint
+    return before, ")" * before.count("(")
+
+
+def _terms(row: Any) -> list[Any]:
+    """The first two elements in a row of an equation; [] of what is no row."""
+    terms: list[Any] = []
+    inside = row.first_child if row.tag in _ROWS else None
+    while inside is not None and len(terms) < 2:
+        if not inside.tag.startswith("-"):
+            terms.append(inside)
         inside = inside.next
-    several = node.tag in _ROWS and inside is not None and inside.next is not None
-    return (f"{joint}(", ")") if several else (joint, "")
+    return terms
 
 
 def _around(node: Any, last: str) -> tuple[str, str]:

@@ -82,11 +82,13 @@ def open_tensors(directory: str | os.PathLike) -> Tensors:
     folder = pathlib.Path(directory)
     for name, read in ((SAFETENSORS, read_header), (TORCH, read_torch)):
         file, index = folder / name, folder / f"{name}.index.json"
-        refuse_broken_link(file)
         if file.is_file():
             return Tensors(read(file), file)
         if index.is_file():
             return _open_shards(index, read)
+    for name in (SAFETENSORS, TORCH):
+        refuse_broken_link(folder / name)
+        refuse_broken_link(folder / f"{name}.index.json")
     others = sorted(p.name for p in folder.glob("*") if p.suffix in (".h5", ".msgpack", ".ot"))
     found = f"found only {', '.join(others)}, which are not read: " if others else ""
     raise HubError(

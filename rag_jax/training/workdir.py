@@ -106,6 +106,7 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
                    "be of this configuration")
     if not began:
         rules.check_prompt(config)
+        rules.check_labels(config)
     workdir.mkdir(parents=True, exist_ok=True)
     write(config, file)
 

@@ -107,6 +107,10 @@ def test_a_page_is_read_in_the_encoding_that_it_says():
     declared = '<?xml version="1.0" encoding="macintosh"?><meta charset="koi8-r"/><p>Größe</p>'
     assert of("a.xhtml", declared.encode("mac-roman")).text.strip() == "Größe"
     assert of("a.html", declared.encode("koi8-r", "replace")).text.strip() == "Gr??e"
+    for name in ("latin-1", "iso_8859-1:1987", "l1", "cp819", "cp936"):
+        page, encoding = f'<meta charset="{name}"><p>', "gbk" if name == "cp936" else "cp1252"
+        text = "中国" if name == "cp936" else "é ’"
+        assert of("a.html", (page + text).encode(encoding)).text.strip() == text
     hidden = '<!-- <meta charset="koi8-r"> --><p>Привет'
     assert of("a.html", hidden).text.strip() == "Привет", "a comment says nothing"
     for name in ("no-such-thing", "zip", "hex", "utf-16", "charmap", "UTF-7", "punycode", "cp037",
@@ -188,9 +192,18 @@ def test_the_equations_of_a_page_are_read():
         <annotation>c^2</annotation></semantics><msub><mi>v</mi><mi>x</mi></msub></math> here.""")
     assert "".join(found.text.split()) == "ItisE^(-2)7=1/2m_0^3cv_xhere."
     rows = "<mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow> <mrow><mi>n</mi></mrow>"
-    for tag, shown in (("mfrac", "(a+b)/n"), ("mroot", "(a+b)^1/n"), ("msub", "(a+b)_n"),
+    for tag, shown in (("mfrac", "(a+b)/n"), ("mroot", "(a+b)^(1/n)"), ("msub", "(a+b)_n"),
                        ("munder", "(a+b)_n"), ("mover", "(a+b)^n"), ("msqrt", "√(a+b)n")):
         assert of("a.html", f"x <math><{tag}>{rows}</{tag}></math>").text.strip() == f"x {shown}"
+    for inside, shown in (
+            ("<msup><mi>c</mi><mrow>\n<mn>2</mn>\n</mrow></msup>", "c^ 2 "),
+            ("<mfrac><mrow><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow></mrow><mn>2</mn></mfrac>",
+             "(a+b)/2"),
+            ("<msup><mfrac><mn>1</mn><mn>2</mn></mfrac><mn>3</mn></msup>", "(1/2)^3"),
+            ("<msup><mi>x</mi><mrow></mrow></msup>", "x"),
+            ("<mi>z</mi><mfrac><mfrac></mfrac></mfrac>", "z")):
+        found = of("a.html", f"<math>{inside}</math>").text
+        assert " ".join(found.split()) == " ".join(shown.split()), inside
     found = of("a.html", "<p>one<math display=block><mi>x</mi></math>two")
     assert found.text.split() == ["one", "x", "two"]
     assert of("a.html", "<p>a<math><mfrac>" + "<!---->" * 50_000).text.strip() == "a"

@@ -374,6 +374,11 @@ def test_a_cache_that_was_copied_in_part_is_told_as_one(tmp_path):
         open_tensors(tmp_path)
     with pytest.raises(HubError, match=f"config.json: {told}"):
         read_json(tmp_path / "config.json")
+    safetensors.numpy.save_file(VALUES, tmp_path / "w")
+    (tmp_path / "w").rename(tmp_path / "model-1.safetensors")
+    text = json.dumps({"weight_map": dict.fromkeys(VALUES, "model-1.safetensors")})
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert {*open_tensors(tmp_path)} == {*VALUES}, "the shards are whole"
     (tmp_path / "config.json").unlink()
     os.mkfifo(tmp_path / "config.json")  # it was waited for
     with pytest.raises(HubError, match="config.json: is a pipe, a socket or a device, and"):

@@ -27,6 +27,18 @@ def test_the_same_configuration_goes_on(tmp_path):
     assert workdir.read(tmp_path) == Config()
 
 
+@pytest.mark.parametrize("labels, told", [
+    (("+1", "0", "-1"), "'[+]1' and '-1' are one ans"), (("x", "y", "x"), "'x' and 'x' are one")])
+def test_labels_that_would_be_scored_as_one_are_refused_before_the_training(tmp_path, labels, told):
+    """A wrong class counted as right. A workdir that has them can still be opened."""
+    config = overrides.replace(Config(), {"eval.labels": labels})
+    with pytest.raises(ConfigError, match=f"config.eval.labels: {told}"):
+        workdir.start(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+    workdir.write(config, tmp_path / "config.json")
+    assert workdir.read(tmp_path).eval.labels == labels
+
+
 def test_until_its_data_are_there_a_workdir_may_be_started_otherwise(tmp_path):
     """A mistyped --config.data.passages left a workdir that refused the right one."""
     def start(passages):
