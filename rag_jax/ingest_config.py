@@ -32,11 +32,17 @@ WARM_UPS = ("retriever_warmup.steps", "generator_warmup.steps")  # may be set to
 
 def base_config(workdir: str | os.PathLike[str]) -> Config:
     """The configuration that an `ingest` starts from: that of the `ingest` before, or the defaults
-    without training; with the `config.train` of `fine_tune` since then, if there was one."""
+    without training; with the `config.train` of `fine_tune` since then, if there was one.
+
+    Raises:
+      ConfigError: it is a workdir of `train`, or its config.json is damaged.
+    """
     path = pathlib.Path(workdir).absolute()
-    check_ours(path)
+    ours = record_files.exists(path) or (path / INDEX).exists()
+    if workdirs.exists(path) and not ours:
+        raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.train; name another")
     config = Config(train=TrainConfig(steps=0))
-    if _is_ours(path) and (path / "config.json").is_file():
+    if ours and (path / "config.json").is_file():
         try:
             config = workdirs.read(path)
         except ConfigError as error:
@@ -56,10 +62,8 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
       ConfigError: fields that are wrong, or change nothing; or a library is missing.
     """
     base = base_config(path)
-    if isinstance(given, Config):
-        config = with_runs(given)
-    else:
-        config = with_runs(overrides.replace(base, given or {}), "runs" in (given or {}))
+    config = given if isinstance(given, Config) else overrides.replace(base, given or {})
+    config = with_runs(config, isinstance(given, Mapping) and "runs" in given)
     not_default = overrides.not_default(config)
     for name in overrides.differences(base, config):
         value = overrides.value(config, name)
@@ -121,16 +125,6 @@ def chunking_of(given: Chunking | Mapping[str, Any] | None, earlier: Record | No
     before = {name: number for name, number in earlier.divided_by["chunking"].items()
               if name in known} if earlier else {}
     return Chunking(**before | words | given)
-
-
-def check_ours(path: pathlib.Path) -> None:
-    """Raises ConfigError for a workdir of `train`."""
-    if workdirs.exists(path) and not _is_ours(path):
-        raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.train; name another")
-
-
-def _is_ours(path: pathlib.Path) -> bool:
-    return record_files.exists(path) or (path / INDEX).exists()
 
 
 def check_folder(earlier: Record, source: pathlib.Path, path: pathlib.Path) -> None:

@@ -41,7 +41,7 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
     unlisted: list[OSError] = []
     for parent, folders, names in os.walk(source, onerror=unlisted.append):
         directory = pathlib.Path(parent)
-        if directory != source and _is_ours(directory, names):
+        if directory != source and _is_made(directory, names):
             folders.clear()
             yield FolderEntry(_shown(directory.relative_to(source).as_posix()), directory,
                               Unreadable("it is a workdir or an index of rag_jax"))
@@ -58,7 +58,7 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
                           _unread(error, "its files cannot be listed"))
 
 
-def _is_ours(folder: pathlib.Path, names: Collection[str]) -> bool:
+def _is_made(folder: pathlib.Path, names: Collection[str]) -> bool:
     """Whether a folder with files of these names is a workdir of this package, or an index."""
     beside = {RECORD: INDEX, "config.json": f"data/{inputs.RECORD}"}
     return POINTER in names or any(

@@ -86,9 +86,7 @@ def _decoded(content: bytes, xml: bool) -> tuple[str, tuple[str, ...]]:
 def _encoding_of(label: str) -> str:
     """Python's name of the encoding that a page declares; "" = browsers ignore it."""
     with contextlib.suppress(LookupError):
-        name = label
-        for _ in range(2):  # Python's own names may have other ones, as latin-1 has
-            name = codecs.lookup(encoding_named(name)).name
+        name = codecs.lookup(encoding_named(label)).name
         if name in _OF_PAGES:
             return name
     return ""

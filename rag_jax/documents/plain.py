@@ -25,7 +25,7 @@ FIRST_ROWS = 20  # of a table, with its header, that show its separator
 ENCODINGS = {name: encoding for encoding, names in {
     "cp1252": ("iso-8859-1", "iso8859-1", "latin1", "ascii", "us-ascii", "x-cp1252"),
     "cp1254": ("iso-8859-9", "iso8859-9", "latin5"),
-    "cp874": ("iso-8859-11", "tis-620", "windows-874"),
+    "cp874": ("iso-8859-11", "iso8859-11", "tis-620", "windows-874"),
     "cp932": ("shift-jis", "sjis", "x-sjis"),
     "cp949": ("euc-kr", "ks-c-5601-1987", "korean"),
     "gb18030": ("gb2312", "gbk", "x-gbk"),
@@ -80,7 +80,10 @@ def decoded(content: bytes) -> tuple[str, tuple[str, ...]]:
 def encoding_named(name: str) -> str:
     """Python's name of the encoding that browsers use for a name."""
     name = name.lower().replace("_", "-")
-    return ENCODINGS.get(name, name)
+    usual = name
+    with contextlib.suppress(LookupError):  # it may be one of several, as latin-1 is
+        usual = codecs.lookup(name).name.replace("_", "-")
+    return ENCODINGS.get(name) or ENCODINGS.get(usual, name)
 
 
 def decoded_with_damage(content: bytes, encoding: str) -> tuple[str, tuple[str, ...]] | None:

@@ -219,8 +219,8 @@ def warn_of_unfinished(folder: pathlib.Path, steps: int, use: str = "",
       use: what is made of it, or not, as it is.
       taken: the steps that it has taken; None = as its folder has it.
     """
-    if taken is None and has_checkpoint(folder):
-        taken = steps_taken(folder)
+    if taken is None:
+        taken = max(files.steps_in(folder), default=None)
     if taken is not None and taken < steps:
         hosts.warn(f"{folder}: has taken {taken} of {steps} steps{use}; to finish it, give the "
                    "command again that began it")

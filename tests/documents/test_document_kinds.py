@@ -111,6 +111,9 @@ def test_a_page_is_read_in_the_encoding_that_it_says():
         page, encoding = f'<meta charset="{name}"><p>', "gbk" if name == "cp936" else "cp1252"
         text = "中国" if name == "cp936" else "é ’"
         assert of("a.html", (page + text).encode(encoding)).text.strip() == text
+    page = '<meta charset="X_SJIS"><p>日本'  # no name that Python knows
+    found = of("a.html", page.encode("cp932"))
+    assert found.text.strip() == "日本" and not found.remarks, "nothing is guessed"
     hidden = '<!-- <meta charset="koi8-r"> --><p>Привет'
     assert of("a.html", hidden).text.strip() == "Привет", "a comment says nothing"
     for name in ("no-such-thing", "zip", "hex", "utf-16", "charmap", "UTF-7", "punycode", "cp037",
