@@ -38,6 +38,7 @@ from rag_jax.hub.save import ids_of, save
 from rag_jax.models import rag
 from rag_jax.retrieval.json_files import read_object
 from rag_jax.retrieval.verification import write_digests
+from rag_jax.steps import warn_of_unfinished
 from rag_jax.training import pretrained, workdir
 from rag_jax.training.checkpoint import NO_OPTIMISER, Checkpointer
 from rag_jax.training.job import end_tokens, fusion_of
@@ -269,7 +270,7 @@ def _params(path: pathlib.Path, config: Config, run: str | None, model: rag.RagM
     """(parameters by tower, special ids if a checkpoint has them, the kind of RAG, the sources of
     converted towers)."""
     if run:
-        workdir.warn_of_unfinished(path / run, config.train.steps)
+        warn_of_unfinished(path / run, config.train.steps)
         params, _ = pretrained.restore_run(path / run, model, mesh)
         return params, None, config.kind, {}
     params, ids, kind, sources = {}, None, config.kind, {}

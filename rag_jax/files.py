@@ -276,33 +276,6 @@ def move(path: pathlib.Path, target: pathlib.Path) -> None:
     sync_folder(target.parent)
 
 
-def step_of(name: str) -> int | None:
-    """The number of finished steps that a checkpoint's folder is named by; None = it is no name
-    that we give: it has a leading zero, or digits other than 0 to 9."""
-    return int(name) if re.fullmatch("0|[1-9][0-9]*", name) else None
-
-
-def steps_in(folder: pathlib.Path) -> list[int]:
-    """The steps of which a folder has folders of checkpoints, ascending, damaged and empty ones
-    too; [] where it does not exist.
-
-    Raises:
-      OSError: it cannot be read; a glob would give [], so that training would begin again.
-    """
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(step for entry in entries
-                          if (step := step_of(entry.name)) is not None and entry.is_dir())
-    except (FileNotFoundError, NotADirectoryError):  # it may be removed meanwhile
-        return []
-
-
-def stages_in(workdir: pathlib.Path) -> set[str]:
-    """The folders in a workdir that have checkpoints, without those that cannot be read."""
-    return {path.parent.name for path in workdir.glob("*/*")  # an index may have a year's name
-            if step_of(path.name) is not None and not path.parent.name.startswith("indexes")}
-
-
 def set_aside(path: pathlib.Path, why: str) -> pathlib.Path:
     """Renames a file or folder that is in the way to WHY-NAME beside it, or WHY-NAME-2, ..."""
     target = _free_name(path, why)

@@ -231,23 +231,6 @@ def test_what_is_replaced_goes_when_the_new_is_whole(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_steps_are_folders_that_are_named_as_we_name_them(tmp_path, monkeypatch):
-    for name in ("10", "2", "07", "3x", "damaged-4", "indexes"):
-        (tmp_path / "run" / name).mkdir(parents=True)
-    (tmp_path / "run" / "5").touch()
-    (tmp_path / "indexes" / "2018").mkdir(parents=True)
-    assert files.steps_in(tmp_path / "run") == [2, 10]
-    assert files.steps_in(tmp_path / "none") == files.steps_in(tmp_path / "run" / "5") == []
-    assert files.stages_in(tmp_path) == {"run"} and files.stages_in(tmp_path / "none") == set()
-
-    def refused(path):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "scandir", refused)
-    with pytest.raises(PermissionError):  # for training that would begin again
-        files.steps_in(tmp_path / "run")
-
-
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(),
                     reason="needs /dev/full, Linux's file on a full disk")
 def test_an_error_of_a_full_disk_names_what_is_written(tmp_path):

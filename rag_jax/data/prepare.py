@@ -29,6 +29,7 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.verification import DIGESTS, write_digests
+from rag_jax.steps import stages_in
 
 TokenizerSource = str | pathlib.Path | None
 
@@ -144,7 +145,7 @@ def _check_unused(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
     what = "\n".join(f"  {line}" for line in changed.values())
     indexes = {path.parent.name for path in workdir.glob("indexes*/[!.]*")
                if not path.parent.is_symlink()}
-    uses = sorted(files.stages_in(workdir) | indexes)
+    uses = sorted(stages_in(workdir) | indexes)
     if uses and changed.keys() != {"test"}:
         raise ConfigError(
             f"{workdir}: {', '.join(uses)} were made from other data than there are now:\n{what}\n"

@@ -9,10 +9,10 @@
 import pathlib
 from typing import Any, NamedTuple
 
-from rag_jax import files
 from rag_jax.errors import UserError
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
 from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.steps import steps_in
 
 # Messages for workdirs without an encoder or a generator.
 NO_ENCODER = ("Passages are found by their words (BM25). An encoder finds what is meant: run "
@@ -57,7 +57,7 @@ def answering(workdir: pathlib.Path) -> pathlib.Path:
     checkpoint."""
     trained = workdir / TRAINED
     done = exists(workdir) and any(
-        files.steps_in(run.parent) for run in trained.glob("*/eval.json"))
+        steps_in(run.parent) for run in trained.glob("*/eval.json"))
     return trained if done else workdir
 
 

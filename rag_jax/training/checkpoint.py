@@ -29,6 +29,7 @@ import numpy as np
 from rag_jax import files, hosts, locks, process
 from rag_jax.errors import UserError, first_of
 from rag_jax.retrieval.json_files import refuse_links
+from rag_jax.steps import steps_in
 from rag_jax.training import orbax_errors, orbax_noise, tree_record
 from rag_jax.training.ranking import Ranking
 
@@ -260,7 +261,7 @@ class Checkpointer(contextlib.AbstractContextManager):
 
     def _steps(self) -> list[int]:
         """Steps whose folders are not empty, ascending, damaged ones too."""
-        return [step for step in files.steps_in(self.directory)
+        return [step for step in steps_in(self.directory)
                 if _has_content(self._folder(step))]
 
     def _complete(self) -> list[int]:

@@ -13,7 +13,8 @@ from rag_jax.models import rag
 from rag_jax.models.stack import unstack_layers
 from rag_jax.scoring import headline
 from rag_jax.searching import jit_embed, search
-from rag_jax.training import document_encoder, on_device, step, workdir
+from rag_jax.steps import has_checkpoint
+from rag_jax.training import document_encoder, on_device, step
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.job import Index, Job, groups_of
@@ -43,7 +44,7 @@ def fine_tune(job: Job, run: str, warm: WarmTowers, index: Index,
       profile: (steps of this command before a trace begins, steps in it), for RUN/profile.
     """
     config, folder = job.config, job.workdir / run
-    begun = hosts.exchange(workdir.has_checkpoint(folder))[0]
+    begun = hosts.exchange(has_checkpoint(folder))[0]
     if document_encoder.is_apart(job) and not (begun and document_encoder.is_saved(folder)):
         document_encoder.save(folder, warm.params((document_encoder.TOWER,)))
     if begun:

@@ -23,6 +23,7 @@ from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
 from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.verification import open_digests
+from rag_jax.steps import warn_of_unfinished
 from rag_jax.training import document_encoder, step, workdir
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.job import Job
@@ -231,14 +232,14 @@ def length_notes(resolved: Config) -> list[str]:
             ] if 0 < longest < read else []
 
 
-def warn_of_unfinished(config: Config) -> None:
+def warn_of_unfinished_sources(config: Config) -> None:
     """Warns of workdirs among the sources whose warm-up has not come to its end."""
     for source, stage in dict.fromkeys(
             (source, "generator" if tower == "generator" else "retriever")
             for tower, source in config.model.sources.items() if workdir.exists(source)):
         path = pathlib.Path(source)
         if is_prepared(path):  # what `convert` writes has no data
-            workdir.warn_of_unfinished(
+            warn_of_unfinished(
                 path / stage, getattr(workdir.read(path), f"{stage}_warmup").steps,
                 ", and what starts from it starts from there")
 
@@ -416,7 +417,7 @@ def load_params(job: Job, run: str, step_number: int | None = None) -> tuple[Any
     job: with the configuration of the run.
     """
     if step_number is None:
-        workdir.warn_of_unfinished(job.workdir / run, job.config.train.steps)
+        warn_of_unfinished(job.workdir / run, job.config.train.steps)
     params, meta = restore_towers(job.workdir / run, job.model.towers, job.model, job.mesh,
                                   step_number, (document_encoder.TOWER,))
     params["generator"] = in_dtype(params["generator"], job.model.generator.param_dtype)

@@ -34,6 +34,7 @@ from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import scann_missing
+from rag_jax.steps import steps_taken, warn_of_unfinished
 from rag_jax.training import indexing, pretrained, weights, workdir
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.checkpoint import Checkpointer
@@ -138,7 +139,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
     asked, config = config, pretrained.resolve(config)
     for line in pretrained.notes(asked, config):
         hosts.say(line)
-    pretrained.warn_of_unfinished(config)
+    pretrained.warn_of_unfinished_sources(config)
     retrievers = {overrides.for_run(config, run).retrieval.retriever for run in config.runs}
     if retrievers - {"dpr"} and (missing := bm25_missing()):
         raise ConfigError(f"config.retrieval.retriever: BM25 needs {missing}")
@@ -185,7 +186,7 @@ def check_batches(config: Config, path: pathlib.Path) -> None:
     if not overrides.lexical(config) and not pretrained.is_retriever(config):
         stages.append(("retriever", "retriever_warmup"))
     mesh = parallel.make_mesh(config.mesh)
-    taken = hosts.exchange([workdir.steps_taken(path / folder) for folder, _ in stages])[0]
+    taken = hosts.exchange([steps_taken(path / folder) for folder, _ in stages])[0]
     for (_, section), done in zip(stages, taken, strict=True):
         stage = getattr(config, section)
         parts = parallel.shards(mesh, "batch") * stage.optimizer.accumulate
@@ -268,6 +269,6 @@ def _trained(path: pathlib.Path, asked: Sequence[str]) -> list[str]:
             latest = checkpointer.latest_step()
         trained += [run] * (latest is not None and latest >= steps)
         if latest is not None and run not in asked:
-            workdir.warn_of_unfinished(
+            warn_of_unfinished(
                 path / run, steps, ", and is left out of the report", taken=latest)
     return trained

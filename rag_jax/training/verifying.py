@@ -6,7 +6,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from rag_jax import files
 from rag_jax.data import inputs
 from rag_jax.documents import workdir as documents
 from rag_jax.errors import UserError
@@ -16,6 +15,7 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
 from rag_jax.retrieval.versions import POINTER, current, opened, read_pointer, versions_of
+from rag_jax.steps import steps_in
 from rag_jax.training import document_encoder, weights, workdir
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
@@ -178,7 +178,7 @@ def _record(path: pathlib.Path, what: str, read: Callable[[pathlib.Path], Any]) 
 
 
 def _checkpoints(folder: pathlib.Path) -> Iterator[Part]:
-    if not (steps := files.steps_in(folder)):
+    if not (steps := steps_in(folder)):
         return
     with Checkpointer(folder, read_only=True) as checkpointer:
         for step in steps:

@@ -17,6 +17,7 @@ from rag_jax.errors import first_of
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
+from rag_jax.steps import has_checkpoint, steps_taken
 from rag_jax.training import pretrained, workdir
 
 RECORD = "weights.json"
@@ -65,7 +66,7 @@ def _files(source: str, name: str) -> dict[str, pathlib.Path]:
     if not workdir.exists(source):
         return hub.weight_files(source)
     folder = pretrained.folder_of_source(source, name)[0]
-    step = workdir.steps_taken(folder)
+    step = steps_taken(folder)
     file = folder / str(step) / "meta" / "metadata"
     return {f"{folder.name}/{step}": file} if file.is_file() else {}
 
@@ -87,7 +88,7 @@ def _made_from(path: pathlib.Path, names: Iterable[str]) -> list[str]:
         if name in pretrained.ENCODERS and any((path / "indexes").glob("[!.]*")):
             made["indexes"] = None
         made |= dict.fromkeys(
-            run for run in saved.runs if workdir.has_checkpoint(path / run) and (
+            run for run in saved.runs if has_checkpoint(path / run) and (
                 name != families.RERANKER or overrides.for_run(saved, run).retrieval.k))
     return list(made)
 

@@ -29,6 +29,7 @@ from rag_jax.overrides import value
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.versions import POINTER
+from rag_jax.steps import has_checkpoint, last_step, stages_in, steps_taken
 
 # Fields that a later command on the same workdir may always change.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
@@ -84,7 +85,7 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
     file, began = workdir / "config.json", False
     if file.exists():
         earlier = read(workdir)
-        began = is_prepared(workdir) or bool(files.stages_in(workdir))
+        began = is_prepared(workdir) or bool(stages_in(workdir))
         if overrides.lexical(config) and began:
             kept = {name: getattr(earlier.model, name) for name in ENCODER_SECTIONS}
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
@@ -101,7 +102,7 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
                               "use the same values, or another --workdir")
         config = dataclasses.replace(
             config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
-    elif files.stages_in(workdir):
+    elif stages_in(workdir):
         hosts.warn(f"{workdir} has checkpoints, and its config.json is missing: they are taken to "
                    "be of this configuration")
     if not began:
@@ -199,33 +200,6 @@ def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
                           "for a fixed one")
 
 
-def has_checkpoint(folder: pathlib.Path) -> bool:
-    """Whether a stage has one, be it of step 0."""
-    return bool(files.steps_in(folder))
-
-
-def steps_taken(folder: pathlib.Path) -> int:
-    """The step of a stage's last checkpoint; 0 without one."""
-    return max(files.steps_in(folder), default=0)
-
-
-def warn_of_unfinished(folder: pathlib.Path, steps: int, use: str = "",
-                       taken: int | None = None) -> None:
-    """Warns where a stage has begun and not taken all its steps.
-
-    Args:
-      folder: of the stage.
-      steps: of all.
-      use: what is made of it, or not, as it is.
-      taken: the steps that it has taken; None = as its folder has it.
-    """
-    if taken is None:
-        taken = max(files.steps_in(folder), default=None)
-    if taken is not None and taken < steps:
-        hosts.warn(f"{folder}: has taken {taken} of {steps} steps{use}; to finish it, give the "
-                   "command again that began it")
-
-
 def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> None:
     """Records that a stage stopped at a step because a number became NaN or infinite.
 
@@ -245,7 +219,7 @@ def has_stopped(folder: pathlib.Path) -> bool:
     if not file.is_file():
         return False
     kept = read_sealed(file).get("checkpoint")
-    return max(files.steps_in(folder), default=None) == kept
+    return last_step(folder) == kept
 
 
 def exists(path: str | pathlib.Path) -> bool:

@@ -12,7 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rag_jax import parallel, process
 from rag_jax.config import MeshConfig
-from rag_jax.training import checkpoint, tree_record, workdir
+from rag_jax.steps import steps_taken
+from rag_jax.training import checkpoint, tree_record
 from rag_jax.training.checkpoint import Checkpointer, CheckpointError, CheckpointMismatch
 
 
@@ -359,7 +360,7 @@ def test_a_folder_of_another_name_than_a_step_gets_is_no_checkpoint(tmp_path, na
     with Checkpointer(tmp_path) as checkpointer:
         save_small(checkpointer, 2)
     shutil.copytree(tmp_path / "2", tmp_path / name)
-    assert workdir.steps_taken(tmp_path) == 2
+    assert steps_taken(tmp_path) == 2
     with Checkpointer(tmp_path) as checkpointer:
         assert checkpointer.all_steps() == [2]
         save_small(checkpointer, 3)

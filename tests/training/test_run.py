@@ -13,6 +13,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepare import prepare
 from rag_jax.errors import UserError
 from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.steps import warn_of_unfinished
 from rag_jax.training import run, workdir
 from rag_jax.training.clock import Clock
 from rag_jax.training.run import open_job, train
@@ -73,7 +74,7 @@ def test_a_run_that_is_not_finished_is_named(tmp_path, capsys):
         "the report; to finish it, give the command again that began it\n")
     assert run._trained(work, ("rag_token",)) == [] and not capsys.readouterr().err
     for steps in (3, 4):
-        workdir.warn_of_unfinished(work / "rag_token", steps)
+        warn_of_unfinished(work / "rag_token", steps)
     warned = capsys.readouterr().err
     assert warned.startswith(f"warning: {work}/rag_token: has taken 3 of 4 steps; to finish it")
     assert warned.count("\n") == 1

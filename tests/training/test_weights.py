@@ -153,7 +153,7 @@ def test_a_warm_up_that_goes_on_is_other_weights(tmp_path, capsys):
     (source / "data" / DONE).touch()
     step_of(source / "generator", 4, 1.0)
     asked = overrides.replace(Config(), {"model.generator.pretrained": str(source)})
-    pretrained.warn_of_unfinished(asked)
+    pretrained.warn_of_unfinished_sources(asked)
     assert capsys.readouterr().err == (
         f"warning: {source}/generator: has taken 4 of 6 steps, and what starts from it starts from "
         "there; to finish it, give the command again that began it\n")
@@ -162,7 +162,7 @@ def test_a_warm_up_that_goes_on_is_other_weights(tmp_path, capsys):
     began(work)
     weights.check(asked, work, ("generator",))
     step_of(source / "generator", 6, 2.0)
-    pretrained.warn_of_unfinished(asked)
+    pretrained.warn_of_unfinished_sources(asked)
     assert not capsys.readouterr().err
     with pytest.raises(ConfigError, match="work: rag_token were made .*\n  generator, from .*source"
                        ": read then: generator/4; read now: generator/6\n"):
