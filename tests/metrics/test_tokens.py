@@ -56,6 +56,25 @@ def test_ptb_marks_handles_and_entities_by_the_rules_of_the_lexer(text, tokens):
     assert ptb_tokens(text) == tokens
 
 
+@pytest.mark.parametrize(("text", "ptb"), [
+    ("It ended in 2012.At first, ABC.def and node2.local were X.25 or v1.2.",
+     "it ended in 2012 at first abc.def and node2.local were x. 25 or v1 .2"),
+    ("C.W.Mercer of a U.S.-based firm, J.R.R. Tolkien; F-16.The Baseball-Reference.com",
+     "c.w.mercer of a u.s.-based firm j.r.r. tolkien f-16 the baseball-reference com"),
+    ("at 9 am., i.e. money.:245, pages:57, 100-70,000 at UTC+09:00, doi:10.1",
+     "at 9 am. i.e. money. :245 pages :57 100-70 ,000 at utc +09:00 doi :10.1"),
+    ("Kaua'i, Xi'an, B'Day, ma'am; Yan'an, Qur'an, O'Brien; rock 'n' roll of '12 or '12, 'tis 'em",
+     "kaua'i xi'an b'day ma'am yan an qur an o'brien rock 'n' roll of '12 or 12 't is 'em"),
+    ("R&B of r&b, A+B, AUD$5 and abc$5; why?because and/or 1/p and 139/2004/EC",
+     "r&b of r & b a+b aud$ 5 and abc $ 5 why?because and/or 1/p and 139/2004/ec"),
+    ("mv² of CO₂, 6⅔ for ₩5, ₹6, 7¢ and greenhouse‐gas gimme",
+     "mv ² of co ₂ 6 2/3 for 5 6 7 cents and greenhouse‐gas gim me"),
+])
+def test_ptb_points_apostrophes_and_signs_as_the_lexer_cuts_them(text, ptb):
+    """2012.At was one word, and Xi'an two."""
+    assert " ".join(ptb_tokens(text)) == ptb
+
+
 @pytest.mark.parametrize(("text", "tokens"), [
     ("a  b", ["a", "", "b"]), ("a\nb", ["a", "", "b"]), (" a", ["", "a"]), ("a b ", ["a", "b"]),
     ("a   b", ["a", "", "b"]), ("", []),
