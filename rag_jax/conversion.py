@@ -67,8 +67,10 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
       ConfigError, HubError, CheckpointError: something is missing, damaged or in the way.
     """
     out = pathlib.Path(target).absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--to={target} exists and is not empty; name a new folder")
+    if out.is_symlink() or out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"--to={target} exists and is no empty folder; name a new one")
+    if not out.exists():
+        files.check_place(out, make_parents=True)
     if workdir.exists(source):
         path = documents.answering(pathlib.Path(source).absolute())
         if documents.exists(path):

@@ -56,7 +56,7 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
         _leave_stdout()
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
-        return f"error: {visible_lines(str(error))}"
+        return f"error: {visible_lines(_message(error))}"
     except Preempted as reason:
         _ignore_signals()
         try:
@@ -78,6 +78,14 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
             return (f"error: {error}\nWhere another process of the job is gone, or the network, "
                     f"{hosts.START_AGAIN}. Else:{defect}")
         return defect
+
+
+def _message(error: Exception) -> str:
+    """What an error says; one of the operating system names the file first, and has no number."""
+    if isinstance(error, UserError) or error.strerror is None or error.filename is None:
+        return str(error)
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{' -> '.join(names)}: {error.strerror}"
 
 
 def _ignore_signals() -> None:

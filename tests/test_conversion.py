@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 
 import jax
@@ -14,6 +15,7 @@ from rag_jax import conversion, overrides
 from rag_jax.config import CausalConfig, Config, ConfigError
 from rag_jax.config_files import load_file as load_config
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
+from rag_jax.files import FolderError
 from rag_jax.hub import families
 from rag_jax.hub import load as hub
 from rag_jax.hub.card import Provenance, model_card
@@ -272,9 +274,22 @@ def test_a_class_for_towers_that_share_no_folder_is_refused(folders, tmp_path, m
 
 def test_a_folder_with_something_in_it_is_left_alone(folders, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
+    with pytest.raises(ConfigError, match="exists and is no empty folder"):
         conversion.convert(str(folders / "rag"), str(tmp_path))
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_read(
+        folders, tmp_path, monkeypatch):
+    """The error came after minutes, and named a hidden folder."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    monkeypatch.setattr(conversion.hub, "load", None)
+    with pytest.raises(ConfigError, match="link exists and is no empty folder"):
+        conversion.convert(str(folders / "rag"), str(tmp_path / "link"))
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(FolderError, match="away/new: .* may not be written into"):
+        conversion.convert(str(folders / "rag"), str(tmp_path / "away" / "new"))
 
 
 def test_a_damaged_source_leaves_nothing_behind(folders, tmp_path):

@@ -1,6 +1,7 @@
 """How a command ends: one message for a mistake, a report of a defect, its status."""
 
 import ctypes
+import errno
 import os
 import subprocess
 import sys
@@ -17,6 +18,12 @@ from rag_jax import config as configs
     (configs.ConfigError("config.x is wrong"), "error: config.x is wrong"),
     (FileNotFoundError("no file f"), "error: no file f"),
     (errors.DataError("f.jsonl:3: no"), "error: f.jsonl:3: no"),
+    (PermissionError(errno.EACCES, "Permission denied", "w/.lock"),
+     "error: w/.lock: Permission denied"),
+    (OSError(errno.EXDEV, "Invalid cross-device link", "a", None, "b"),
+     "error: a -> b: Invalid cross-device link"),
+    (OSError(errno.ENOSPC, "No space left on device"),
+     "error: [Errno 28] No space left on device"),
 ])
 def test_a_mistake_of_the_user_ends_in_one_message(error, told):
     def main():
