@@ -454,7 +454,9 @@ class Config:
     """Everything that decides what `python -m rag_jax.train` does, down to the seed."""
 
     seed: int = field(0, "of initial parameters, dropout, noise and batch order", at_least=0)
-    runs: tuple[str, ...] = field(("rag_token",), f"models to fine-tune: {', '.join(RUNS)}")
+    runs: tuple[str, ...] = field(
+        ("rag_token",), f"models to fine-tune: {', '.join(RUNS)}; also for closed_book alone, a "
+        "retriever is warmed up (set retriever_warmup.steps=0) and the passages are embedded")
     dropout_keys: Literal["auto", "threefry2x32", "unsafe_rbg"] = field(
         "auto", "generator that draws dropout masks from the seed: threefry2x32, or a TPU's own, "
         "unsafe_rbg, whose masks also depend on the mesh; auto = the latter on TPUs, else the "

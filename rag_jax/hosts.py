@@ -324,7 +324,7 @@ def in_messages(compute: Callable[[Any], Any], rows: Any, width: int) -> Any:
 
     rows, size = np.asarray(rows), max(1, _FOUND_AT_A_TIME // width)
     return np.concatenate([compute(rows[begin : begin + size])
-                           for begin in range(0, len(rows), size)])
+                           for begin in range(0, max(1, len(rows)), size)])
 
 
 def leave(code: int | str) -> None:

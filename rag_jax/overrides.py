@@ -206,6 +206,15 @@ def lexical(config: Config) -> bool:
                for run in config.runs)
 
 
+def trains_query_encoder(config: Config) -> bool:
+    """Whether the query encoder of a run learns, given the run's configuration: it has a rate, and
+    what retrieves has a gradient, unlike words and ranks."""
+    retrieval = config.retrieval
+    ranks = retrieval.retriever == "hybrid" and retrieval.fusion != "convex"
+    return (config.train.query_encoder_rate is not None and not ranks
+            and retrieval.retriever != "bm25" and retrieval.k > 0)
+
+
 def for_run(config: Config, run: str) -> Config:
     """The configuration of one of `config.runs`, with the fields that the run sets; of that run's
     own configuration, the same again.

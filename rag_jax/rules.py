@@ -96,8 +96,9 @@ def _runs(config: Config, trains: bool) -> Iterator[str]:
         if run in RUNS:
             own = for_run(config, run)
             yield from _run(own, run)
-            yield from _left_to_train(own, run) if trains else ()
-            yield from _trained(own, run) if trains and own.train.steps else ()
+            if trains and own.train.steps:
+                yield from _left_to_train(own, run)
+                yield from _trained(own, run)
         else:
             yield f"config.runs: no run {run!r}; {near_matches(run, RUNS)}"
     if not config.runs or len(set(config.runs)) < len(config.runs):
@@ -236,7 +237,7 @@ def _towers(config: Config, resolved: bool) -> Iterator[str]:
         yield (f"config.model.{missing}.pretrained: the other encoder comes from "
                f"{model.sources[encoders.pop()]!r}; name this one too (a RAG checkpoint holds no "
                "document encoder: facebook/dpr-ctx_encoder-single-nq-base fits the released ones)")
-    if resolved or not encoders:
+    if (resolved or not encoders) and not lexical(config):
         lengths += [("question", model.retriever), ("passage", model.retriever)]
     if known:
         lengths += [("source", model.generator), ("target", model.generator)]
@@ -324,6 +325,11 @@ def _stages(config: Config, trains: bool) -> Iterator[str]:
     if trains and retrieval.where == "device" and retrieval.staleness:
         yield (f"config.retrieval.staleness={retrieval.staleness}: with "
                "config.retrieval.where=device the step retrieves for itself; set 0")
-    if config.retriever_warmup.optimizer.accumulate > 1:
+    warmup = config.retriever_warmup
+    if trains and warmup.steps and warmup.batch_size == 1 and (
+            warmup.pairs != "gold" or not warmup.hard_negatives) and not lexical(config):
+        yield ("config.retriever_warmup.batch_size=1: the passages of a batch are each other's "
+               "negatives, and one alone has none to be told from; set 2 or more")
+    if warmup.optimizer.accumulate > 1:
         yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
                "other's negatives, so a batch cannot be split; set 1")

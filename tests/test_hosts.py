@@ -198,6 +198,7 @@ def test_alone_everything_is_said_to_oneself():
     assert hosts.leads() and hosts.count() == 1 and hosts.exchange({"a": 1}) == [{"a": 1}]
     assert hosts.share(7) == slice(0, 7) and hosts.first(lambda: 3) == 3
     assert hosts.together(lambda rows: rows + 1, np.arange(3), 1).tolist() == [1, 2, 3]
+    assert hosts.in_messages(lambda rows: rows, np.zeros((0, 2)), 1).shape == (0, 2)
 
 
 class Store(dict):

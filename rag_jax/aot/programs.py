@@ -25,9 +25,13 @@ from rag_jax.retrieval.device import abstract_tables, jit_search
 from rag_jax.retrieval.device_search import DeviceTables
 from rag_jax.searching import embed_program
 from rag_jax.training import on_device, step
-from rag_jax.training.answer_settings import make_answerer
+from rag_jax.training.answer_settings import (
+    answering_model,
+    decoding_settings,
+    passages_read,
+)
 from rag_jax.training.fine_tuning import rag_stage
-from rag_jax.training.indexing import rounded
+from rag_jax.training.indexing import embed_rows, rounded
 from rag_jax.training.job import Job, groups_of
 from rag_jax.types import Batch, Params, QuestionBatch
 
@@ -58,10 +62,6 @@ class Vocabulary:
     pad: int = 1
     end: int = 2
     own_end: int = 2
-
-    def encode_answers(self, texts: Sequence[str]) -> list[list[int]]:
-        raise ConfigError(f"config.eval has the text {texts[0]!r}: without a tokenizer nothing is "
-                          "compiled for bad_words, prefix and labels; leave them out here")
 
 
 def vocabulary(config: Config, tower: str) -> Vocabulary:
@@ -130,7 +130,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
     if passages:
         tables = abstract_tables(passages, job.model.embedding_width, mesh,
                                  *on_device.layout(config, job.prepared.format))
-    if "search" in kinds and tables is not None:
+    if "search" in kinds and tables is not None and not lexical(config):
         yield _search(job, tables)
     if "embed" in kinds and not lexical(config):
         yield _embed(job, hosts)
@@ -141,21 +141,29 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
                 changed_job = dataclasses.replace(run_job, config=replace(run_job.config, changed))
                 program = _train(changed_job, run, tables, source_tokens)
                 yield program._replace(name=program.name + suffix)
-        answering = _answering(run_job, run) if {"evaluate", "decode"} & set(kinds) else ()
-        yield from (program for program in answering if program.name.split()[0] in kinds)
+        if {"evaluate", "decode"} & set(kinds):
+            yield from _answering(run_job, run, kinds)
 
 
 def _check(job: Job, passages: int, kinds: Sequence[str], source_tokens: int) -> None:
     """Raises ConfigError where a value is missing or would have no effect."""
     config, asked = job.config, set(kinds) if set(kinds) != set(KINDS) else set()
     jobs = [job.of_run(run) for run in config.runs]
+    for kind in {"embed", "search"} & asked if lexical(config) else ():
+        raise ConfigError(f"--programs={kind}: a run that retrieves by words embeds no passages; "
+                          f"leave {kind} out")
     if not passages and "train" in kinds and any(map(_searches, jobs)):
         raise ConfigError("config.retrieval.where=device: how many passages? give --passages")
     if not passages and "search" in asked:
         raise ConfigError("--programs=search: of how many passages? give --passages")
-    if "embed" in asked and lexical(config):
-        raise ConfigError("--programs=embed: a run that retrieves by words embeds no passages; "
-                          "leave embed out")
+    texts = [name for name in ("bad_words", "prefix", "labels") if getattr(config.eval, name)]
+    if texts and "decode" in kinds:
+        others = ",".join(kind for kind in kinds if kind != "decode")
+        needed = texts[-1] == "labels" and config.model.head != "none"
+        raise ConfigError(
+            f"config.eval.{texts[-1]}: without a tokenizer bad_words, prefix and labels have no "
+            "token ids, with which decoding could be compiled; "
+            f"{'' if needed else 'leave them out here, or '}set --programs={others or 'train'}")
     if source_tokens and not job.model.packs:
         raise ConfigError(f"--source_tokens: inputs of the family {config.model.generator.family} "
                           "are not packed; leave it out")
@@ -163,8 +171,8 @@ def _check(job: Job, passages: int, kinds: Sequence[str], source_tokens: int) ->
               and _train_batch(one, source_tokens).source_places is not None]
     if source_tokens and not packed:
         raise ConfigError(
-            f"--source_tokens={source_tokens}: no inputs are packed with "
-            "config.retrieval.where=device, nor with config.data.length_buckets="
+            f"--source_tokens={source_tokens}: no inputs are packed where the step searches for "
+            "itself (config.retrieval.where=device), nor with config.data.length_buckets="
             f"{config.data.length_step} above a quarter of config.data.max_source_length="
             f"{config.data.max_source_length}, nor where this would save nothing; leave it out")
 
@@ -175,7 +183,8 @@ def _searches(job: Job) -> bool:
 
 
 def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) -> Program:
-    """A training step of `fine_tuning.fine_tune`."""
+    """A training step of `fine_tuning.fine_tune`, as accelerators take it: one process on CPUs
+    searches an index on the devices by a program of its own."""
     config, mesh = job.config, job.mesh
     size, k = config.train.batch_size, config.retrieval.k
     number = jax.ShapeDtypeStruct((), np.int32, sharding=parallel.replicated(mesh))
@@ -190,21 +199,23 @@ def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) 
     return Program(f"train {run}", stage.train_step, (stage.abstract_state, given, number))
 
 
-def _answering(job: Job, run: str) -> tuple[Program, Program]:
-    """The programs of the answerer that `config.eval` describes: likelihoods and decoding."""
-    answerer, keys = make_answerer(job, None), None
-    generator = answerer.model.generator
-    params = step.abstract_params(answerer.model, answerer.model.towers, job.mesh)
+def _answering(job: Job, run: str, kinds: Sequence[str]) -> Iterator[Program]:
+    """The programs that answer as `config.eval` describes: likelihoods and decoding."""
+    config, model, keys = job.config, answering_model(job), None
+    generator, size = model.generator, parallel.filled_up(config.eval.batch_size, job.mesh)
+    params = step.abstract_params(model, model.towers, job.mesh)
     kept = _converted(params["generator"], lambda tower: in_dtype(tower, generator.param_dtype))
     params["generator"] = _converted(kept, lambda tower: in_dtype(tower, generator.dtype))
     unrounded = _left(kept, params["generator"])
-    batch = _batch(job, answerer.batch_size, answerer.k if job.config.retrieval.k else 0)
-    if answerer.decoding.sample:
-        keys = jax.eval_shape(lambda: keys_of(0, np.arange(answerer.batch_size)))
-    return (Program(f"evaluate {run}", jit_log_likelihood(answerer.model), (params, batch),
-                    unrounded),
-            Program(f"decode {run}", jit_decode(answerer.model, answerer.decoding),
-                    (params, batch, keys), unrounded))
+    batch = _batch(job, size, passages_read(config, None) if config.retrieval.k else 0)
+    if "evaluate" in kinds:
+        yield Program(f"evaluate {run}", jit_log_likelihood(model), (params, batch), unrounded)
+    if "decode" in kinds:
+        decoding = decoding_settings(config, job.prepared.generator_tokenizer)
+        if decoding.sample:
+            keys = jax.eval_shape(lambda: keys_of(0, np.arange(size)))
+        yield Program(f"decode {run}", jit_decode(model, decoding), (params, batch, keys),
+                      unrounded)
 
 
 def _converted(params: Params, convert: Callable[[Params], Params]) -> Params:
@@ -229,7 +240,7 @@ def _embed(job: Job, hosts: int) -> Program:
         whole = parallel.replicated(mesh)
         params = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), params)
-    size = parallel.filled_up(config.retrieval.embed_batch_size * hosts, mesh)
+    size = parallel.filled_up(embed_rows(config, mesh) * hosts, mesh)
     return Program("embed passages", embed_program(job.model.encoder_module),
                    (params, *_tokens(job, size, config.data.max_passage_length)),
                    _left(kept, params))

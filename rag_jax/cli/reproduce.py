@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workdir", type=flags.local_folder, metavar="DIR",
                         help="folder of everything (default: runs/reproduce-toy, "
                         "runs/reproduce-toy-reduced for --reduced, runs/paper for paper)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N",
+    parser.add_argument("--seeds", type=int, metavar="N",
                         help="toy: seeds of fine-tuning on the questions (default: 3)")
     parser.add_argument("--reduced", action="store_true",
                         help="toy: a few steps of the smallest models, to try the commands")
@@ -44,7 +44,9 @@ def main(argv: list[str] | None = None) -> None:
     options = parser.parse_args(argv)
     toy = options.scale == "toy"
     for wrong, why in (
-            (options.seeds < 1, f"--seeds={options.seeds}: must be at least 1"),
+            (options.seeds is not None and not toy, "--seeds belongs to --scale toy"),
+            (options.seeds is not None and options.seeds < 1,
+             f"--seeds={options.seeds}: must be at least 1"),
             (options.tally and options.name != "pairwise", "--tally belongs to pairwise"),
             (options.name in BEYOND and not toy, f"{options.name} is of --scale toy"),
             (options.reduced and not toy, "--reduced belongs to --scale toy"),
@@ -62,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     default = f"runs/reproduce-toy{'-reduced' * options.reduced}" if toy else "runs/paper"
     root = pathlib.Path(options.workdir or default).absolute()
     names = NAMES if options.name == "all" else (options.name,)
-    scale = Toy(root, options.seeds, options.reduced) if toy else Full(root, options.data_dir)
+    scale = Toy(root, options.seeds or 3, options.reduced) if toy else Full(root, options.data_dir)
     if options.tally:
         run.tally(root, scale, options.tally)
     if not toy:

@@ -48,10 +48,12 @@ class Measurement(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A measurement's results: metrics of the whole split, and a record for every question."""
+    """A measurement's results: metrics of the whole split, a record for every question, and the
+    seed of what was measured."""
 
     metrics: dict[str, float]
     predictions: list[dict[str, Any]]
+    seed: int = 0
 
 
 class Question(NamedTuple):
@@ -142,7 +144,7 @@ class Cell:
         by = "a trained query encoder"
         if config.retrieval.retriever == "bm25":
             by = "BM25"
-        elif config.train.query_encoder_rate is None:
+        elif not overrides.trains_query_encoder(config):
             by = "a frozen query encoder"
         answering = config.eval.k or k
         return f"{k} passage{'s' * (k > 1)}{f' (answering: {answering})' * (answering != k)}, {by}"

@@ -121,9 +121,10 @@ def share_of(results: Sequence[Measured], name: str, count: str = "count") -> Es
     return share([m[name] for m in known], min(int(m[count]) for m in known)) if known else None
 
 
-def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured] = ()
+def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured] | None = None
              ) -> Estimate | None:
-    """A metric, or its difference between two systems on the same questions.
+    """A metric, or its difference between two systems on the same questions, of the seeds that both
+    have.
 
     The interval is that of a percentile bootstrap over seeds and over questions: a sample draws
     seeds, and questions that are the same for all of them (and for both systems).
@@ -131,14 +132,16 @@ def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured]
     Args:
       results: what each seed answered to the same questions; no seeds give None.
       metric: one of METRICS.
-      minus: another system with as many seeds, whose metric is subtracted.
+      minus: another system, whose metric is subtracted.
 
     Raises:
       DataError: the seeds, or the two systems, answered different questions.
     """
+    if minus is not None:
+        results, minus = paired(results, minus)
     if not results:
         return None
-    asked = [[record["id"] for record in one.predictions] for one in (*results, *minus)]
+    asked = [[record["id"] for record in one.predictions] for one in (*results, *(minus or ()))]
     if any(ids != asked[0] for ids in asked):
         raise DataError("the models of one row answered different questions; measure all of them "
                         "in an empty --workdir")
@@ -153,6 +156,15 @@ def estimate(results: Sequence[Measured], metric: str, minus: Sequence[Measured]
 
     everything = value(np.arange(seeds), np.arange(questions))
     return Estimate(everything, *resampled(value, (seeds, questions)), seeds, questions)
+
+
+def paired(ours: Sequence[Measured], theirs: Sequence[Measured]
+           ) -> tuple[list[Measured], list[Measured]]:
+    """The results of two systems for the seeds that both have, in the order of `ours`; other seeds
+    differ in more than the system."""
+    by_seed = {one.seed: one for one in theirs}
+    both = [(one, by_seed[one.seed]) for one in ours if one.seed in by_seed]
+    return [one for one, _ in both], [other for _, other in both]
 
 
 def _terms(results: Sequence[Measured], metric: str) -> np.ndarray:

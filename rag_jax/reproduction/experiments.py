@@ -6,7 +6,7 @@ Cells of tables are "ours / the paper's"; "not run" is not measured, "-" is not 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from rag_jax import files, paper
+from rag_jax import files, overrides, paper
 from rag_jax.paper import COLUMNS, OURS
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots, retriever_learning
@@ -93,7 +93,7 @@ def _asked(lab: Lab, column: str, run: str, what: Measurement) -> tuple[list[Mea
         "of RAG-Token": merged and not cells[0].config.classes,
         "dev": public != what,
         "k = 1": config.retrieval.k == 1,
-        "frozen retriever": run in LEARNED and config.train.query_encoder_rate is None}
+        "frozen retriever": run in LEARNED and not overrides.trains_query_encoder(config)}
     marked = ", ".join(mark for mark, holds in marks.items() if holds)
     return measured(lab, cells, public), f" ({marked})" * bool(marked)
 
@@ -125,9 +125,8 @@ def table1(lab: Lab) -> list[Part]:
     scored = _scored(lab, paper.TABLE1, Measurement(), ["closed_book"])
     results = {run: _results(lab, "nq.em", run, Measurement()) for run in COMPARED}
     closed = results["closed_book"]
-    gains = [f"{SYSTEMS[run]} above the closed book: "
-             f"{estimate(results[run], 'em', minus=closed)} points."
-             for run in LEARNED if results[run] and len(results[run]) == len(closed)]
+    gains = [f"{SYSTEMS[run]} above the closed book: {gain} points." for run in LEARNED
+             if (gain := estimate(results[run], "em", minus=closed))]
     missed = [[SYSTEMS[run], beside(share_of(results[run], *MISSED), published)] for run, published
               in zip(LEARNED, (paper.ANSWER_IN_NO_PASSAGE, None), strict=True)]
     known = [[SYSTEMS[run], *(shown(share_of(seeds, f"em_{part}", f"em_{part}_count"),

@@ -60,7 +60,7 @@ def _kept(root: pathlib.Path, cell: Cell, what: Asked
         folder = folder / what.name
         if not (folder / "metrics.json").exists():
             return None
-        return read_json(folder / "made.json"), lambda: _measured(folder)
+        return read_json(folder / "made.json"), lambda: _measured(folder, cell.config.seed)
     fields = read_json(folder / f"{what.name}.json", {}).get(what.key)
     return fields and (fields.get("made"), lambda: _explained(fields))
 
@@ -77,7 +77,7 @@ def _explained(fields: Mapping[str, Any]) -> Explained:
     return found
 
 
-def _measured(folder: pathlib.Path) -> Measured:
+def _measured(folder: pathlib.Path, seed: int) -> Measured:
     """The measurement in a folder; ValueError where a field that a report reads is no such one."""
     metrics = read_json(folder / "metrics.json")
     for name, number in metrics.items():
@@ -93,7 +93,7 @@ def _measured(folder: pathlib.Path) -> Measured:
         predictions.append(record.fields)
     if metrics["count"] != len(predictions):
         raise ValueError(f"{len(predictions)} predictions of {metrics['count']:.0f} questions")
-    return Measured(metrics, predictions)
+    return Measured(metrics, predictions, seed)
 
 
 @contextlib.contextmanager

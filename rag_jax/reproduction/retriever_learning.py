@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rag_jax import marginal
 from rag_jax.reproduction import plots
 from rag_jax.reproduction.cells import Cell, Measurement
-from rag_jax.reproduction.estimates import estimate, share_of
+from rag_jax.reproduction.estimates import estimate, paired, share_of
 from rag_jax.reproduction.lab import Lab, measured
 from rag_jax.reproduction.sections import NOT_RUN, Part, Plot, Table, beside, shown
 
@@ -36,8 +36,7 @@ def objectives(lab: Lab) -> list[Part]:
             points = {k: one.value for k, one in recalls.items() if one is not None}
             if points:
                 panels[model.split(",")[0]][name] = points
-            gain = (estimate(results, "em", minus=frozen)
-                    if learns and len(results) == len(frozen) else None)
+            gain = estimate(results, "em", minus=frozen) if learns else None
             rows.append([name, str(cells[0].config.train.steps), shown(recalls[1]),
                          shown(recalls[5]),
                          beside(estimate(results, "em"), ATLAS.get(run, ATLAS.get(objective))
@@ -69,10 +68,10 @@ def learned_retrieval(lab: Lab) -> list[Part]:
             ours = [estimate(seeds, "em") if name == "em" else share_of(seeds, name)
                     for seeds in (frozen, trained)]
             row += map(shown, ours)
-        recalls = [[seed.metrics["answer_recall@5"] for seed in seeds
-                    if "answer_recall@5" in seed.metrics] for seeds in (frozen, trained)]
-        gained = [b - a for a, b in zip(*recalls, strict=True)] if len(
-            recalls[0]) == len(recalls[1]) else []
+        recall = "answer_recall@5"
+        gained = [after.metrics[recall] - before.metrics[recall]
+                  for after, before in zip(*paired(trained, frozen), strict=True)
+                  if recall in after.metrics and recall in before.metrics]
         gains += gained
         rows.append([*row, ", ".join(f"{gain:+.1f}" for gain in gained) or NOT_RUN])
         for name, title in scores.items():

@@ -59,7 +59,8 @@ class Toy:
         self.about = (
             "questions, claims, sentences and clues on the countries of the world "
             f"({self._base.data.fictional_countries} fictional ones beside 195); tiny models from "
-            "random weights; the seeds are of fine-tuning, from one warm-up and on the same data; "
+            "random weights; the seeds are of fine-tuning, from one warm-up and on the same data, "
+            "and in learned_retrieval of the retriever's warm-up too; "
             f"{' and '.join(w for w in TASKS.values() if w in OTHER_INPUTS)} have a retriever of "
             "their own; trained on " + "; ".join(f"{task}: {reading}" for task, reading in
                                                  self._reading().items())

@@ -8,6 +8,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.text import Tokenizer, label_tokens
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.decoding.settings import Decoding
+from rag_jax.models.rag import RagModel
 from rag_jax.training.job import Index, Job
 from rag_jax.training.reranker import reranked
 
@@ -19,6 +20,16 @@ def passages_read(config: Config, index: Index | None) -> int:
     return config.eval.k or (k if index is None else min(k, index.size))
 
 
+def answering_model(job: Job) -> RagModel:
+    """The architecture of a job's model as it answers: with looped layers, of which all are kept.
+    """
+    looped = {"scan_layers": False, "remat": "none"}
+    return dataclasses.replace(
+        job.model,
+        generator=dataclasses.replace(job.model.generator, **looped),
+        retriever=dataclasses.replace(job.model.retriever, **looped))
+
+
 def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None = None,
                   **changes: Any) -> Answerer:
     """The answerer with the settings of `config.eval` and `config.retrieval`.
@@ -27,11 +38,6 @@ def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None =
     **changes: fields of `answering.Settings` to set otherwise.
     """
     config = job.config
-    looped = {"scan_layers": False, "remat": "none"}
-    model = dataclasses.replace(
-        job.model,
-        generator=dataclasses.replace(job.model.generator, **looped),
-        retriever=dataclasses.replace(job.model.retriever, **looped))
     settings = Settings(
         k=passages_read(config, index),
         batch_size=config.eval.batch_size,
@@ -42,7 +48,7 @@ def make_answerer(job: Job, index: Index | None, prefixes: KeptPrefixes | None =
         node_budget=config.eval.exact_nodes,
         prefix_mib=config.eval.prefix_mib,
     )
-    return Answerer(model, job.mesh, reranked(job, index),
+    return Answerer(answering_model(job), job.mesh, reranked(job, index),
                     dataclasses.replace(settings, **changes), prefixes)
 
 

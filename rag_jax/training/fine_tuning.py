@@ -92,14 +92,13 @@ def rag_stage(job: Job, run: str, source: BatchSource | None, complete: step.Com
               **settings: Any) -> Stage:
     """The stage that `fine_tune` runs; without a source, its step can only be compiled."""
     train = job.config.train
-    known = {"query_encoder": train.query_encoder_rate,
+    learns = overrides.trains_query_encoder(job.config)
+    known = {"query_encoder": train.query_encoder_rate if learns else None,
              "document_encoder": train.document_encoder_rate,
              "generator": train.generator_rate, rag.NULL: 1.0, rag.CLASSIFIER: 1.0,
              rag.FUSION: train.bm25_weight_rate}
-    if job.model.fusion is not None and job.model.fusion.kind != "convex":
-        known["query_encoder"] = None  # ranks have no gradient
     rates = {tower: known[tower] for tower in _towers(job)}
-    if not any(rate is not None for rate in rates.values()):
+    if train.steps and all(rate is None for rate in rates.values()):
         raise ConfigError(f"config.train: nothing is left to train in run {run!r}, as none of "
                           f"{', '.join(rates)} has a rate")
     return build_stage(

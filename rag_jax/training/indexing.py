@@ -72,16 +72,24 @@ def embed_passages(model: RagModel, encoder: Params, mesh: Mesh
     return lambda ids, mask: embed(*parallel.put_batch((ids, mask), own))
 
 
-def batch_shapes(config: Config, mesh: Mesh) -> tuple[int, list[int]]:
-    """Passages per batch, and the lengths that batches are padded to.
+def embed_rows(config: Config, mesh: Mesh) -> int:
+    """Passages that a host embeds at a time; on CPUs small batches are as fast as large ones."""
+    rows = config.retrieval.embed_batch_size
+    return min(rows, CPU_ROWS) if _on_cpu(mesh) else rows
 
-    On a CPU small batches are as fast as large ones, and more lengths cost less than padding.
-    """
-    own, longest = parallel.own_mesh(mesh), config.data.max_passage_length
-    rows, step = config.retrieval.embed_batch_size, config.data.length_step
-    if own.devices.flat[0].platform == "cpu":
-        rows, step = min(rows, CPU_ROWS), min(step, CPU_STEP)
-    return parallel.filled_up(rows, own), [*range(step, longest, step), longest]
+
+def batch_shapes(config: Config, mesh: Mesh) -> tuple[int, list[int]]:
+    """Passages per batch, and the lengths that batches are padded to. On a CPU, more lengths cost
+    less than padding."""
+    longest, step = config.data.max_passage_length, config.data.length_step
+    if _on_cpu(mesh):
+        step = min(step, CPU_STEP)
+    rows = parallel.filled_up(embed_rows(config, mesh), parallel.own_mesh(mesh))
+    return rows, [*range(step, longest, step), longest]
+
+
+def _on_cpu(mesh: Mesh) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
 
 
 def passage_embedder(job: Job, model: RagModel, encoder: Params, name: str) -> PassageEmbedder:

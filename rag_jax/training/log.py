@@ -24,7 +24,7 @@ class MetricWriter(contextlib.AbstractContextManager):
     written as the strings "NaN", "Infinity" and "-Infinity".
 
     The training loop writes a line every `log_every` steps, with means over the steps since the
-    line before, as STAGE/NAME:
+    line before, or since the checkpoint that the run went on from, as STAGE/NAME:
 
       nll, loss: - log p(y | x) in nats, and the loss, which smooths labels. Per question; per
         target token in the generator's warm-up.

@@ -319,6 +319,7 @@ class _Loop:
         stage = self.stage
         hosts.say(f"{stage.name}: nothing but the retriever trains, so training ends at step "
                   f"{done} of {stage.steps}")
+        self.watch.log_rest(done)
         self.evaluate_and_save(stage.steps, state)
 
     def evaluate_and_save(self, done: int, state: TrainState) -> None:
@@ -415,6 +416,15 @@ class _Watch:
         """Waits for the last step noted, and stops at NaN and infinity in any step until now."""
         self._finish_step()
         self._read()
+
+    def log_rest(self, done: int) -> None:
+        """Writes the means of the steps since the last logged one, of which there may be none. Of
+        these no update ratio was measured."""
+        self.settle()
+        self.window = [{name: value for name, value in metrics.items()
+                        if not name.startswith("update_ratio/")} for metrics in self.window]
+        if self.window:
+            self._log(done)
 
     def _finish_step(self) -> None:
         if self.waiting is None:

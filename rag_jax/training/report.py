@@ -89,8 +89,8 @@ def someone_elses(count: int, seed: int) -> np.ndarray:
     rng = order.generator(seed, 5)
     # A random cyclic shift leaves no question with its own passages.
     shift = int(rng.integers(1, count))
-    places = np.argsort(rng.permutation(count))
-    return np.argsort(places)[(places + shift) % count]
+    drawn = rng.permutation(count)
+    return drawn[(np.argsort(drawn) + shift) % count]
 
 
 def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: WarmTowers
@@ -106,8 +106,8 @@ def evaluate_runs(job: Job, indexes: dict[str, PassageIndex], warm: WarmTowers
     if rag_runs:
         if len(job.prepared.splits[reporter.split]) > 1:  # a single question has no partner
             reporter.shuffle(rag_runs[0])
-        train = overrides.for_run(job.config, rag_runs[0]).train
-        if indexes and train.steps and train.query_encoder_rate is not None:  # else it is frozen
+        first = overrides.for_run(job.config, rag_runs[0])
+        if indexes and first.train.steps and overrides.trains_query_encoder(first):
             try:
                 before = warm.params(("query_encoder",))
             except (UserError, OSError) as error:  # its source may have gone or changed meanwhile

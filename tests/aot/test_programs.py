@@ -20,6 +20,7 @@ from rag_jax.retrieval.device import DeviceIndex, abstract_tables
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.store_writing import write_store
 from rag_jax.training import on_device
+from rag_jax.training.indexing import batch_shapes
 from tests.retrieval.indexing import build_index
 
 LONGEST = {"data.max_question_length": 10, "data.max_source_length": 24,
@@ -178,6 +179,8 @@ def test_what_is_asked_for_is_compiled_or_refused():
     assert "embed passages" not in names(**words)
     with pytest.raises(ConfigError, match="--programs=embed: .*by words embeds no passages"):
         names(["embed", "train"], **words)
+    with pytest.raises(ConfigError, match="--programs=search: .*by words embeds no passages"):
+        names(["search"], **words)
     with pytest.raises(ConfigError, match="--programs=search: of how many passages"):
         names(["search", "embed"], runs=("rag_token",))
     alone = {"runs": ("closed_book",), "retrieval.where": "device"}
@@ -197,6 +200,24 @@ def test_what_cannot_be_compiled_is_an_error_that_says_why():
     assert "vocab_size=0: the tokenizer's size" in error(
         **{"model.generator.vocab_size": 0, "data.generator_tokenizer": "folder"})
     assert "bad_words, prefix and labels" in error(**{"eval.prefix": "The"})
+
+
+def test_a_classifier_is_compiled_without_its_decoding():
+    """Nothing of it was, or only after its training had been compiled, and the advice was to leave
+    out the labels, which it needs."""
+    classes = {"model.head": "classification", "eval.labels": ("yes", "no"),
+               "runs": ("rag_token",)}
+    mesh = parallel.make_mesh(MeshConfig(4, 2))
+    with pytest.raises(ConfigError, match="compiled; set --programs=train,evaluate,embed,search"):
+        next(programs.programs(config(**classes), mesh))
+    (program,) = programs.programs(config(**classes), mesh, kinds=["evaluate"])
+    assert program.name == "evaluate rag_token" and program.jitted.trace(*program.arguments)
+
+
+def test_passages_are_embedded_as_many_at_a_time_as_by_the_builder():
+    many, mesh = config(**{"retrieval.embed_batch_size": 64}), parallel.make_mesh(MeshConfig(4, 2))
+    (program,) = programs.programs(many, mesh, kinds=["embed"])
+    assert program.arguments[1].shape[0] == batch_shapes(many, mesh)[0] == 8
 
 
 def test_a_tokenizer_that_will_be_trained_has_the_size_asked_for():

@@ -68,6 +68,7 @@ def test_what_is_done_is_not_done_again_and_what_is_lost_is(done):
     (["table1", "--seeds=0"], "--seeds=0: must be at least 1"),
     (["table1", "--tally", "x.csv"], "--tally belongs to pairwise"),
     (["table1", "--scale=paper", "--reduced"], "--reduced belongs to --scale toy"),
+    (["table1", "--scale=paper", "--seeds=7"], "--seeds belongs to --scale toy"),
     (["table1", "--data_dir=x"], "--data_dir belongs to --scale paper"),
     (["table1", "--execute"], "--execute belongs to --scale paper"),
 ])

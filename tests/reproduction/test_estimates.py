@@ -19,9 +19,10 @@ from rag_jax.scoring import score
 
 
 def results(*rights):
-    """One `Measured` for every row of bools."""
+    """One `Measured` for every row of bools, of seeds 0, 1, ..."""
     return [Measured({}, [{"id": str(i), "exact_match": bool(right)}
-                          for i, right in enumerate(row)]) for row in rights]
+                          for i, right in enumerate(row)], seed)
+            for seed, row in enumerate(rights)]
 
 
 def test_the_value_is_the_mean_over_seeds_and_questions():
@@ -56,6 +57,16 @@ def test_a_difference_is_paired():
     assert 0 < gain.low < gain.value < gain.high < 10
     nothing = estimate(results(right), "em", minus=results(right))
     assert (nothing.value, nothing.low, nothing.high) == (0, 0, 0)
+
+
+def test_a_difference_is_of_the_seeds_that_both_have():
+    """A seed was compared with another one, which differs in its data or warm-up."""
+    ours, theirs = results([1, 0], [1, 1], [0, 0]), results([0, 0], [1, 1], [0, 0])
+    gain = estimate(ours[:2], "em", minus=theirs[1:])
+    assert (gain.value, gain.seeds) == (0, 1)
+    assert estimate(ours, "em", minus=theirs[::-1]).value == pytest.approx(100 / 6)
+    assert estimate(ours[:1], "em", minus=theirs[1:]) is None
+    assert estimate(ours, "em", minus=[]) is None
 
 
 def test_seeds_of_other_questions_are_refused():

@@ -292,6 +292,8 @@ def test_a_stage_of_a_retriever_alone_ends_with_the_rollback(tmp_path, capsys, d
     assert taken == [(n, False) for n in range(0 if die_at is None else 10, 12)]
     nine = run_stage(stage(tmp_path / "nine", "rollback", steps=9)[0]).params
     assert same(params["encoder"], nine["encoder"])
+    lines = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if "toy/nll" in line] == [5, 10, 12]
     assert ("toy: nothing but the retriever trains, so training ends at step 12 of 18"
             in capsys.readouterr().out)
     made, taken = stage(tmp_path, **alone)

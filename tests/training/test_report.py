@@ -50,8 +50,9 @@ def test_a_source_that_has_gone_meanwhile_costs_one_row(monkeypatch, tmp_path, c
     found = report.evaluate_runs(job, *given)
     assert found["em"] == {"rag_token": 7.0}
     assert "encoder is left out: query_encoder has gone" in capsys.readouterr().out
-    for field, value in (("train.steps", 0), ("train.query_encoder_rate", None)):
-        untrained = overrides.replace(job.config, {field: value})
+    for fields in ({"train.steps": 0}, {"train.query_encoder_rate": None},
+                   {"retrieval.retriever": "hybrid", "retrieval.fusion": "reciprocal_rank"}):
+        untrained = overrides.replace(job.config, fields)
         report.evaluate_runs(dataclasses.replace(job, config=untrained), *given)
         assert not capsys.readouterr().out, "nothing was trained: there is one encoder"
     assert not any(name.startswith("recall_at_") for name in found)
