@@ -45,7 +45,9 @@ class Citation(NamedTuple):
             file, span, pages, headings = (record[name] for name in cls._fields)
             numbers, texts = [*span, *pages], [file, *headings]
             sound = (len(record) == 4 and len(span) == 2 and 0 <= span[0] <= span[1]
+                     and all(type(parts) is list for parts in (span, pages, headings))
                      and all(type(number) is int for number in numbers)
+                     and all(page > 0 for page in pages)
                      and all(type(text) is str for text in texts))
         except (TypeError, KeyError):
             sound = False

@@ -12,7 +12,7 @@ from typing import Any
 
 from rag_jax import files
 from rag_jax.errors import UserError
-from rag_jax.visible import html_page, visible
+from rag_jax.visible import columns, filled, html_page, visible
 
 SHADES = range(255, 231, -1)  # xterm's greys, white to black
 
@@ -29,15 +29,16 @@ def terminal(tokens: Sequence[str], passages: Sequence[str], posterior: Sequence
     """
     shown = [*map(_visible, tokens)]
     passages = [*map(visible, passages)]
-    widths = [max(4, len(token) + 1) for token in shown]
-    margin = max(map(len, passages), default=0)
-    lines = [" " * margin + " " + "".join(t.rjust(w) for t, w in zip(shown, widths, strict=True))]
+    widths = [max(4, columns(token) + 1) for token in shown]
+    margin = max(map(columns, passages), default=0)
+    lines = [" " * margin + " " + "".join(
+        filled(token, width, right=True) for token, width in zip(shown, widths, strict=True))]
     for row, name in enumerate(passages):
         cells = []
         for values, width in zip(posterior, widths, strict=True):
             text = f"{100 * values[row]:.0f}".rjust(width)
             cells.append(_shaded(text, values[row]) if colour else text)
-        lines.append(f"{name.rjust(margin)} {''.join(cells)}")
+        lines.append(f"{filled(name, margin, right=True)} {''.join(cells)}")
     return "\n".join(lines)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rag_jax.visible import columns, filled
+
 
 def print_table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
     """Lays out a small table as text, to be printed by the caller.
@@ -23,14 +25,14 @@ def print_table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
             raise ValueError(f"Row {list(row)} has {len(row)} cells for {len(headers)} headers.")
     texts = [[" ".join(str(header).split()) for header in headers]]
     texts += [[_cell(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(*texts, strict=True)]
     numeric = [
         bool(rows) and all(cell is None or _is_number(cell) for cell in cells)
         for _, *cells in zip(headers, *rows, strict=True)
     ]
     lines = [
         "  ".join(
-            text.rjust(width) if right else text.ljust(width)
+            filled(text, width, right)
             for text, width, right in zip(line, widths, numeric, strict=True)
         ).rstrip()
         for line in texts

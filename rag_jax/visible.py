@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+import unicodedata
 from typing import Any
 
 # Control characters, with those of the upper half of Latin-1; line and paragraph separators;
@@ -30,6 +31,19 @@ def shortened(text: str, most: int) -> str:
     text = " ".join(text.split())
     words = textwrap.shorten(text, most, placeholder=" ...")
     return words if words == text or len(words) > 0.8 * most else f"{text[:most - 4]} ..."
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal a text takes: two for each letter that East Asian fonts draw
+    wide, none for a mark on the letter before it."""
+    return sum((unicodedata.east_asian_width(letter) in "WF") + 1 for letter in text
+               if not unicodedata.combining(letter))
+
+
+def filled(text: str, width: int, right: bool = False) -> str:
+    """A text with as many spaces as give it this many columns: behind it, or (right) before it."""
+    spaces = " " * (width - columns(text))
+    return spaces + text if right else text + spaces
 
 
 def csv_cell(text: str) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from rag_jax import heatmap
 from rag_jax.errors import UserError
+from rag_jax.visible import columns
 
 TOKENS = [" Lima", ".", "</s>"]
 PASSAGES = ["2018/Peru/capital", "<b>&"]
@@ -18,6 +19,8 @@ def test_terminal_rows_are_passages_and_columns_tokens():
     assert lines[1].split() == ["2018/Peru/capital", "90", "25", "100"]
     assert lines[2].split() == ["<b>&", "10", "75", "0"]
     assert len({len(line) for line in lines}) == 1, "columns stand under each other"
+    wide = heatmap.terminal(["東京", "a"], ["東京都", "ab"], [[0.5, 0.5]] * 2, colour=False)
+    assert {columns(line) for line in wide.splitlines()} == {6 + 1 + 5 + 4}
 
 
 def test_colour_changes_no_letter():

@@ -23,7 +23,7 @@ from rag_jax.decoding.constraints import make_rule
 from rag_jax.decoding.documents import Documents
 from rag_jax.decoding.memory import answers_that_fit
 from rag_jax.decoding.mixture import weights
-from rag_jax.decoding.results import MARGIN, NOT_FINITE, Decoded, Ranked, ScoreError
+from rag_jax.decoding.results import NOT_FINITE, Decoded, Ranked, ScoreError, margin
 from rag_jax.decoding.scoring import score
 from rag_jax.decoding.settings import PROGRAMS, Decoding
 from rag_jax.marginal import MASKED
@@ -74,7 +74,7 @@ def exact(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
     best = jax.tree.map(lambda leaf: np.array(leaf[:, :1]), start.ranked)
     certified, bound = np.array(start.certified), np.array(start.bound)
     expanded = np.zeros(len(certified), int)
-    open_ones = ~certified & start.ranked.valid[:, 0] & (batch.weight > 0)
+    open_ones = ~certified & (start.prior > 0).any(axis=1) & (batch.weight > 0)
     open_ones &= np.isfinite(start.ranked.log_p[:, 0])  # `results.faults` names the others
     for question in np.flatnonzero(open_ones) if node_budget else ():
         row = slice(question, question + 1)
@@ -96,9 +96,9 @@ def _search_one(model: rag.RagModel, settings: Decoding, params: Params, batch: 
     def scored(tokens: np.ndarray) -> Ranked:
         scoring = _program(jit, score, model, memory_mib=settings.memory_mib)
         ranked = scoring(params, documents, tokens)
-        return jax.device_get(ranked)._replace(valid=guess.valid)
+        return jax.device_get(ranked)
 
-    if model.kind == "sequence" and settings.strategy == "fast":
+    if model.kind == "sequence" and settings.strategy == "fast" and guess.valid[0, 0]:
         guess = scored(guess.tokens)  # fast decoding sums over some documents only
     # Settings that only concern beams are set alike, so that one program serves all of them.
     grow = _program(jit, _expand, model, dataclasses.replace(
@@ -118,8 +118,9 @@ def _search_one(model: rag.RagModel, settings: Decoding, params: Params, batch: 
 
 def _known(guess: Ranked, model: rag.RagModel, settings: Decoding
            ) -> tuple[float, tuple[int, ...]] | None:
-    """The score of a guess without its forced tokens, and its tokens; None if it has not ended."""
-    if not guess.finished[0, 0]:
+    """The score of a guess without its forced tokens, and its tokens; None if it has not ended, or
+    there is none."""
+    if not guess.finished[0, 0] or not guess.valid[0, 0]:
         return None
     row = guess.tokens[0, 0].tolist()
     score = float(guess.token_log_p[0, 0, settings.forced_first :].astype(np.float64).sum())
@@ -179,19 +180,24 @@ class _Search:
         while self.queue and not self.proved and self.expanded < budget:
             count = min(self.width, budget - self.expanded)
             picked, self.queue = self.queue[:count], self.queue[count:]
-            hopeful = [node for node in picked if -node[0] > self.score - MARGIN]
+            hopeful = [node for node in picked if -node[0] > self.least]
             self.expanded += len(hopeful)
             self._grow(hopeful, budget - self.expanded)
 
     @property
     def bound(self) -> float:
         """An upper bound on the scores of all answers that were not found."""
-        return max(self.left, -self.queue[0][0] if self.queue else -np.inf, self.score - MARGIN)
+        return max(self.left, -self.queue[0][0] if self.queue else -np.inf, self.least)
+
+    @property
+    def least(self) -> float:
+        """What scores below this is surely less probable than the best answer found."""
+        return self.score - margin(self.score, self.length)
 
     @property
     def proved(self) -> bool:
         """Whether no other answer can score above the one found."""
-        return self.answer is not None and self.bound <= self.score - MARGIN
+        return self.answer is not None and self.bound <= self.least
 
     def _grow(self, nodes: list, most: int) -> None:
         """Expands nodes and keeps the `most` best prefixes, as no more can ever be expanded."""
@@ -209,7 +215,7 @@ class _Search:
         for row in np.flatnonzero(log_p[:, self.end] > MASKED / 2):
             if totals[row, self.end] > self.score:
                 self.score, self.answer = totals[row, self.end], (*nodes[row][1], self.end)
-        hopeful = (totals > self.score - MARGIN) & (log_p > MASKED / 2)
+        hopeful = (totals > self.least) & (log_p > MASKED / 2)
         hopeful[:, self.end] = False
         hopeful[lengths[: len(nodes)] + 1 == self.length] = False  # its answers are too long
         rows, children = np.nonzero(hopeful)

@@ -36,10 +36,11 @@ def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]
     return lambda log_p: jnp.broadcast_to(log_prior[:, None], log_p.shape)
 
 
-def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
-           searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Beams:
-    """Beam search; each of the `searches` has R/searches documents, with weights by `weigh`."""
-    recursion = _recursion(model, params, documents, settings, searches, weigh)
+def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
+           ) -> Beams:
+    """A beam search for each of the R documents alone."""
+    recursion = _recursion(
+        model, params, documents, settings, documents.mask.shape[0], jnp.zeros_like)
     return beam.beam_search(recursion, settings, _ids(model))
 
 

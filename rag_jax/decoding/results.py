@@ -1,6 +1,6 @@
 """The results of decoding: answers with their probabilities, posteriors and certificates."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ class Decoded(NamedTuple):
     ranked: Ranked
     prior: jax.Array  # float32[B, K], p(z | x)
     # bool[B], whether it is proved that no other allowed answer is more probable under the model in
-    # float32: what was not found is less probable by MARGIN, and what was found ranks as computed.
+    # float32: what was not found is less probable by `margin`, what was found ranks as computed.
     certified: jax.Array
     # float32[B], an upper bound on log p of every ended answer that was not found; inf = unknown.
     # All answers that ended in a beam are found, also those for which `ranked` has no room.
@@ -71,8 +71,10 @@ def faults(decoded: Decoded) -> dict[int, DecodingError]:
     ranked, errors = decoded.ranked, {}
     nothing = ~ranked.valid.any(axis=1) & (decoded.prior > 0).any(axis=1)
     for row in np.flatnonzero(nothing):
-        errors[int(row)] = DecodingError("config.eval allows no answer: bad_words, min_length and "
-                                        "no_repeat_ngram_size forbid every token that could follow")
+        errors[int(row)] = DecodingError(
+            "no answer was found: config.eval's bad_words, min_length and no_repeat_ngram_size "
+            "forbid every token that could follow what the search kept; set fewer rules, more "
+            "num_beams, or exact_nodes")
     finite = np.isfinite(decoded.prior).all(axis=1) & np.isfinite(ranked.log_p[:, 0])
     for row in np.flatnonzero(~finite | np.isnan(ranked.log_p).any(axis=1)):
         errors[int(row)] = ScoreError(f"the scores are not finite (log p = "
@@ -141,7 +143,15 @@ def rank(log_p: jax.Array, tokens: jax.Array, settings: Decoding, end_id: int) -
     return log_p / jnp.maximum(length, 1).astype(jnp.float32) ** settings.length_penalty
 
 
-MARGIN = 1e-4  # nats; sums over an answer's tokens are more exact than this in float32
+MARGIN = 1e-4  # nats; the rest of a comparison's rounding
+_EPS = float(np.finfo(np.float32).eps)
+
+
+def margin(log_p: Any, tokens: int) -> Any:
+    """By how much the log p of another answer must be below `log_p`, in nats, so that it is less
+    probable for certain: both are float32 sums over up to so many tokens, and each addition rounds
+    by half a unit in the last place of a sum near `log_p`."""
+    return MARGIN + tokens * _EPS * abs(log_p)
 
 
 def certify(model: RagModel, settings: Decoding, scores: jax.Array, finished: jax.Array,
@@ -160,4 +170,5 @@ def certify(model: RagModel, settings: Decoding, scores: jax.Array, finished: ja
     """
     if not settings.certifies(model):
         return jnp.zeros(scores.shape, bool), jnp.full(scores.shape, jnp.inf)
-    return finished & (scores > MASKED / 2) & (scores > bound + MARGIN), bound
+    surely = scores - margin(scores, settings.max_length) > bound
+    return finished & (scores > MASKED / 2) & surely, bound

@@ -27,7 +27,7 @@ class State(NamedTuple):
     tokens: jax.Array  # int32[B, A, T]
     doc_log_p: jax.Array  # float32[B, A, T, K], log p(y_t | x, z, y_<t)
     ended: jax.Array  # bool[B, A]
-    valid: jax.Array  # bool[B, A], False without passages, or once the rules have left no token
+    valid: jax.Array  # bool[B, A], False once the rules have left no token
     past: Past
     keys: jax.Array  # [B], one for each question
     temperature: jax.Array | None  # float32[B], one for each question; None = that of the settings
@@ -41,12 +41,11 @@ def begin(model: rag.RagModel, documents: Documents, settings: Decoding, keys: j
     """
     questions, passages = documents.log_prior.shape
     count, length = settings.num_return_sequences, settings.max_length
-    any_passage = (documents.log_prior > MASKED / 2).any(axis=1, keepdims=True)
     return State(jnp.zeros((), jnp.int32),
                  jnp.full((questions, count, length), model.pad_id, jnp.int32),
                  jnp.zeros((questions, count, length, passages), jnp.float32),
                  jnp.zeros((questions, count), bool),
-                 jnp.broadcast_to(any_passage, (questions, count)),
+                 jnp.ones((questions, count), bool),
                  empty_past(documents, questions, count, length), keys, temperature)
 
 

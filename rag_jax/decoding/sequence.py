@@ -16,9 +16,9 @@ are cut at max_length, whose probability is that of all their continuations toge
 import jax
 import jax.numpy as jnp
 
-from rag_jax.decoding.documents import Documents
+from rag_jax.decoding.documents import Documents, target_log_probs
 from rag_jax.decoding.mixture import search
-from rag_jax.decoding.results import MARGIN, Decoded, certify, explain, rank, until_end
+from rag_jax.decoding.results import Decoded, certify, explain, margin, rank, until_end
 from rag_jax.decoding.scoring import score_pairs
 from rag_jax.decoding.settings import Decoding
 from rag_jax.marginal import MASKED
@@ -32,7 +32,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     log_prior = documents.log_prior
     questions, passages = log_prior.shape
     width, count = settings.num_beams, settings.num_return_sequences
-    beams = search(model, params, documents, settings, questions * passages, jnp.zeros_like)
+    beams = search(model, params, documents, settings)
     own = beams.hypotheses
     real = log_prior > MASKED / 2
     valid = (own.scores.reshape(questions, passages, width) > MASKED / 2) & real[..., None]
@@ -45,7 +45,12 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
     own_log_p = own.doc_log_p[..., 0].reshape(questions, passages, width, -1)  # -> [B, K, M, T]
     log_p = jnp.take_along_axis(own_log_p, in_beam.argmax(axis=-1)[..., None], axis=2)
     ends = (candidates == model.end_id).any(axis=-1)
-    forced_log_p = _total(log_prior, own_log_p[:, :, :1, : settings.forced_first].sum(axis=-1))
+    forced_log_p = jnp.zeros((questions, 1))
+    if settings.length_penalty and settings.forced_first:  # a beam may be empty, and not know it
+        forced = jnp.array(settings.prefix or [settings.forced_bos], jnp.int32)
+        forced = jnp.broadcast_to(forced, (questions * passages, 1, len(forced)))
+        each = target_log_probs(model, params, documents, forced).sum(axis=-1)  # -> [R, 1]
+        forced_log_p = _total(log_prior, each.reshape(questions, passages, 1))
 
     def ranks(log_p: jax.Array) -> jax.Array:
         """Ranks [B, A] from log p(y | x, z) [B, K, A]."""
@@ -60,7 +65,7 @@ def decode(model: rag.RagModel, params: Params, documents: Documents, settings: 
         most = jnp.where(ends[:, None], bound, 0.0)
         lower, upper = (ranks(jnp.where(known, log_p.sum(axis=-1), other))
                         for other in (MASKED, most))
-        distinct &= _hopeful(lower, upper, distinct, ends, count)
+        distinct &= _hopeful(lower, upper, distinct, ends, count, settings.max_length)
         needed = distinct[:, None] & real[..., None] & ~known
         log_p = score_pairs(model, params, documents, candidates, mask, needed, log_p,
                             settings.memory_mib)
@@ -83,13 +88,15 @@ def _total(log_prior: jax.Array, log_p: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(log_prior[..., None] + log_p, axis=1)
 
 
-def _hopeful(lower: jax.Array, upper: jax.Array, distinct: jax.Array, ends: jax.Array, count: int
-             ) -> jax.Array:
-    """Whether candidates can be among the `count` best, bool[B, A], by bounds on their ranks."""
+def _hopeful(lower: jax.Array, upper: jax.Array, distinct: jax.Array, ends: jax.Array, count: int,
+             tokens: int) -> jax.Array:
+    """Whether candidates of up to so many tokens can be among the `count` best, bool[B, A], by
+    bounds on their ranks."""
     ended = distinct & ends
     best = jax.lax.top_k(jnp.where(ended, lower, -jnp.inf), count)[0][:, -1:]
     # Candidates that ended come before those cut at max_length, whatever the scores are.
-    return jnp.where(ends, upper >= best - MARGIN, ended.sum(axis=1, keepdims=True) < count)
+    least = best - margin(best, tokens)
+    return jnp.where(ends, upper >= least, ended.sum(axis=1, keepdims=True) < count)
 
 
 def _compare(candidates: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:

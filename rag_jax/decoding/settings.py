@@ -36,7 +36,7 @@ class Decoding:
       forced_bos: id of the first token; ranks do not count its log p, the reported log p does.
       forced_eos: the last token at max_length is </s>; the search does not count its log p, the
         reported log p does.
-      bad_words: token sequences that no answer contains.
+      bad_words: token sequences that no answer contains after its forced tokens.
       num_return_sequences: answers per question, best first, or independent samples; labels are
         all returned.
       prefix: the first tokens of every answer; ranks count neither their log p nor, for the length
@@ -45,7 +45,8 @@ class Decoding:
       temperature, top_k, top_p: of sampling, applied in this order; 1, 0 and 1 change nothing.
       labels: token sequences that are the only answers, for classification, which searches nothing:
         as in training's targets, one output token each, or whole strings with </s>. A classifier's
-        labels are the names of its classes, in their order.
+        labels are the names of its classes, in their order. No other rule, nor the length penalty,
+        applies to them.
       memory_mib: the budget of every device for the decoder's arrays, in MiB; questions, and
         candidates of the thorough strategy, are computed in groups that fit. 0 = all at once.
 
@@ -111,7 +112,7 @@ class Decoding:
         if max(map(len, self.labels), default=0) > self.max_length:
             yield (f"labels: one has {max(map(len, self.labels))} tokens, </s> included; must be "
                    f"at most max_length={self.max_length}")
-        if self.prefix is not None and self.forced_bos is not None:
+        if self.prefix and self.forced_bos is not None:
             yield ("prefix and forced_bos both set the first token: leave out the prefix, or set "
                    "forced_bos=False")
         if len(self.prefix or ()) >= self.max_length:
@@ -135,8 +136,9 @@ class Decoding:
         if (model.end_id,) in self.bad_words:
             raise ValueError(f"bad_words holds ({model.end_id},), the end token: no answer could "
                              "end; min_length makes answers longer")
-        if model.end_id in (self.prefix or ()) or self.forced_bos == model.end_id:
-            raise ValueError(f"prefix or forced_bos holds the end token {model.end_id}: nothing "
+        ends = {model.end_id, *model.generator.end_tokens}
+        if ending := ends & {*(self.prefix or ()), self.forced_bos}:
+            raise ValueError(f"prefix or forced_bos holds the end token {min(ending)}: nothing "
                              "could follow it")
 
     @property

@@ -210,15 +210,15 @@ def _evidence(model: RagModel, params: Params, batch: Batch, objective: str,
     gradient: each passage alone, or, for "loop", all passages but one, K times.
     """
     mask = batch.target_mask
-    if objective == "adist":
-        if not model.fuses:
+    if not model.fuses:
+        if objective == "adist":
             raise ValueError("adist is of Fusion-in-Decoder alone, whose decoder attends to all "
                              "passages at once; use emdr2, pdist or loop")
-        return jnp.log(jnp.maximum(attention_shares(model, params, batch), 1e-30))
-    if objective == "loop" and not model.fuses:
-        return -marginal.leave_one_out(model.kind, log_prior_BK, log_p_BKT, mask)
-    if not model.fuses:
+        if objective == "loop":
+            return -marginal.leave_one_out(model.kind, log_prior_BK, log_p_BKT, mask)
         return marginal.answer_log_probs(log_p_BKT, mask)
+    if objective == "adist":
+        return jnp.log(jnp.maximum(attention_shares(model, params, batch), 1e-30))
     params = jax.lax.stop_gradient(params)
     if objective != "loop":
         alone = dataclasses.replace(model, kind="token")
@@ -247,8 +247,9 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
         its answer is explained. What a generator says of passages without the answer is noise, and
         while the retriever has much to learn, most questions have only such passages.
       in_batch_negatives: the objective's p(z | x) is over the passages of the whole batch
-        (`marginal.log_share`); prior and posterior stay those over the question's own passages. It
-        has no effect where BM25 or a reranker takes part in p(z | x), whose scores of other
+        (`marginal.log_share`); prior and posterior stay those over the question's own passages.
+        With weigh_explained, what this adds to the objective is multiplied itself, so that its
+        value depends on how well the answers are explained. It has no effect where BM25 or a reranker takes part in p(z | x), whose scores of other
         questions' passages are not known.
 
     Returns:
@@ -309,5 +310,5 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
     result["information"] = marginal.divergence(whole_answer_BK, result["prior"])
     result["objective"] += share_B
     if model.null_document != "none":
-        result["log_p_null"] = jnp.where(mask, log_p_BKT[:, -1], 0.0).sum(axis=-1)
+        result["log_p_null"] = marginal.answer_log_probs(log_p_BKT, mask)[:, -1]
     return result

@@ -19,6 +19,7 @@ from enumerated import (
     PAD,
     QUESTIONS,
     VOCAB,
+    World,
     answers,
     cut,
     params,
@@ -27,6 +28,7 @@ from enumerated import (
     strengthened,
     with_end_bias,
     world,
+    world_of,
 )
 from enumerated import model as small
 
@@ -36,7 +38,7 @@ from rag_jax.decoding.answer import decode
 from rag_jax.decoding.results import faults
 from rag_jax.decoding.settings import Decoding
 from rag_jax.errors import NotFiniteError
-from rag_jax.models.likelihood import log_likelihood
+from rag_jax.models.likelihood import log_likelihood, log_prior
 
 KINDS = ["token", "sequence"]
 WAYS = [("token", "thorough"), ("sequence", "thorough"), ("sequence", "fast"),
@@ -401,6 +403,11 @@ def test_what_the_model_does_not_allow_is_refused():
                            ({"forced_bos": END}, "end token")):
         with pytest.raises(ValueError, match=word):
             decode(small("token"), Decoding(**{"max_length": 3, **settings}), {}, BATCH)
+    chat = tiny.rag_model("token", generator={"vocab_size": VOCAB, "max_positions": 8,
+                                              "end_tokens": (END, 3)})
+    for settings in ({"forced_bos": 3}, {"prefix": (4, 3)}):
+        with pytest.raises(ValueError, match="holds the end token 3: nothing could follow"):
+            Decoding(max_length=3, **settings).check(chat)
     with pytest.raises(ValueError, match="key"):
         decode(small("token"), Decoding(max_length=3, sample=True), {}, BATCH)
     for sample, shape in ((False, (QUESTIONS,)), (True, ()), (True, (QUESTIONS + 1,))):
@@ -519,3 +526,35 @@ def test_rules_that_allow_nothing_are_a_fault_and_a_question_without_passages_is
     alone = BATCH._replace(doc_mask=BATCH.doc_mask & (np.arange(QUESTIONS) != 1)[:, None])
     for kind in KINDS:
         assert not faults(run(params(), alone, kind, 3))
+
+
+def test_forced_tokens_are_counted_for_a_document_whose_beam_is_empty():
+    """Their log p was 0 there, as the document had no hypothesis to read it from, and with a length
+    penalty another answer came first."""
+    weights, prefix = with_end_bias(params(7), 1.5), (0,)
+    told, rng, dead = world_of(small("token"), weights), np.random.default_rng(0), 0
+    rules = {"strategy": "thorough", "length_penalty": 2.0, "prefix": prefix,
+             "bad_words": tuple((4, token) for token in range(VOCAB))}
+    settings = Decoding(num_beams=1, max_length=LONGEST, **rules)
+    prior = tiny.jit(functools.partial(log_prior, small("token"), weights))
+    for _ in range(150):
+        batch = BATCH._replace(
+            doc_embeddings=2 * rng.normal(size=BATCH.doc_embeddings.shape).astype(np.float32))
+        truth = World(np.float64(prior(batch)), told.table)
+        found = run(weights, batch, "sequence", 1, **rules)
+        for question in range(QUESTIONS - 1):
+            real = np.flatnonzero(truth.prior[question] > -1e20)
+            beams = [plain.beam_search(lambda p, at=(question, z): told.table[tuple(p)][at],
+                                       settings, END) for z in real]
+            dead += not all(beams)
+            shared = np.log(sum(np.exp(truth.prior[question, z] + truth.said(
+                question, prefix).sum(axis=0)[z]) for z in real))
+
+            def rank(y, question=question, shared=shared, truth=truth):
+                log_p = truth.log_p(question, y, "sequence") - shared
+                return log_p / max(len(y) - len(prefix), 1) ** 2.0
+
+            candidates = {y for beam in beams for _, y in beam}
+            best = min(candidates, key=lambda y: (y[-1] != END, -rank(y)))
+            assert ranked(found, question)[0] == best
+    assert dead

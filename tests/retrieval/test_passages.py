@@ -323,6 +323,8 @@ def test_a_store_keeps_where_its_passages_stand(tmp_path):
     {"file": "f", "span": [0, 1], "pages": 3, "headings": []},
     {"file": "f", "span": [0, 1], "pages": [], "headings": [None]},
     {"file": "f", "span": [0, 1], "pages": [], "headings": [], "more": 1},
+    {"file": "f", "span": [0, 1], "pages": "", "headings": "Setup"},
+    {"file": "f", "span": [0, 1], "pages": [0], "headings": []},
 ])
 def test_a_citation_that_somebody_else_has_written_is_refused(tmp_path, record):
     """Anybody can make a store with sound digests."""
