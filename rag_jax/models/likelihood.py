@@ -249,8 +249,8 @@ def log_likelihood(model: RagModel, params: Params, batch: Batch, label_smoothin
       in_batch_negatives: the objective's p(z | x) is over the passages of the whole batch
         (`marginal.log_share`); prior and posterior stay those over the question's own passages.
         With weigh_explained, what this adds to the objective is multiplied itself, so that its
-        value depends on how well the answers are explained. It has no effect where BM25 or a reranker takes part in p(z | x), whose scores of other
-        questions' passages are not known.
+        value depends on how well the answers are explained. It has no effect where BM25 or a
+        reranker takes part in p(z | x), whose scores of other questions' passages are not known.
 
     Returns:
       log_p: float32[B], log p(y | x) in nats.
