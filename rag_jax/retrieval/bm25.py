@@ -35,6 +35,8 @@ from rag_jax.retrieval.versions import AGAIN, opened
 
 METHOD = "lucene"
 LARGEST_K1 = 1e6  # with a larger one, scores are proportional to the number of occurrences
+# Settings of which an index from before they existed says nothing: they are off there.
+FLAGS = ("parts_cjk", "keeps_marks", "drops_hidden", "parts_ligatures", "keeps_single")
 LANGUAGES = ("english", "danish", "dutch", "french", "german", "italian", "norwegian", "portuguese",
              "russian", "spanish", "swedish", "turkish")  # with stems and stop words
 CJK = "\u3005-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Chinese and Japanese: no spaces between words
@@ -54,7 +56,7 @@ _FORMS = re.compile("[\ufb00-\ufb17\ufb50-\ufdff\ufe70-\ufefc]+")
 class Bm25Settings:
     """How words are counted, in an index and in the questions to it.
 
-    The last five are False only for an index from before they existed.
+    FLAGS are False only for an index from before they existed.
 
     Attributes:
         k1: saturation: with a small one, further occurrences of a word count less; from 0 on.
@@ -119,11 +121,7 @@ class Bm25Settings:
         record = manifest.get("settings")
         try:
             settings = cls(record["k1"], record["b"], record["stemmer"] or "none",
-                           manifest.get("parts_cjk") is True,
-                           manifest.get("keeps_marks") is True,
-                           manifest.get("drops_hidden") is True,
-                           manifest.get("parts_ligatures") is True,
-                           manifest.get("keeps_single") is True)
+                           **{flag: manifest.get(flag) is True for flag in FLAGS})
             same = settings.record == record
         except (TypeError, KeyError) as error:
             raise RetrievalError(f"{path}: manifest.json has the settings {record!r:.80}, which "
@@ -315,9 +313,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
         versions = {name: importlib.metadata.version(name) for name in ("bm25s", "PyStemmer")}
         publish_index(content, out, {
             **inputs, "inputs": inputs, "size": len(store), "settings": settings.record,
-            "parts_cjk": settings.parts_cjk, "keeps_marks": settings.keeps_marks,
-            "drops_hidden": settings.drops_hidden, "parts_ligatures": settings.parts_ligatures,
-            "keeps_single": settings.keeps_single, "versions": versions})
+            **{flag: getattr(settings, flag) for flag in FLAGS}, "versions": versions})
     return Bm25Index.open(out)
 
 
