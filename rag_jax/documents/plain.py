@@ -170,8 +170,7 @@ def _separator(text: str, header: str) -> str:
 
 def _is_even(text: str, between: str) -> bool:
     """Whether a separator divides the first rows into as many fields as the header."""
-    with contextlib.suppress(csv.Error), _fields_of_any_size(text):
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=between)
+    with contextlib.suppress(csv.Error), _reader(text, between) as reader:
         rows = (row for row in reader if "".join(row).strip())
         return len({len(row) for row in itertools.islice(rows, FIRST_ROWS)}) == 1
     return False
@@ -190,20 +189,18 @@ def _headed_table(text: str, between: str, remarks: tuple[str, ...],
 
 
 @contextlib.contextmanager
-def _fields_of_any_size(text: str) -> Iterator[None]:
-    """Lets fields be as long as the table; csv's limit is global."""
+def _reader(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL) -> Iterator[Any]:
+    """csv's reader of a table, whose fields may be as long as the table; csv's limit is global."""
     limit = csv.field_size_limit(len(text) + 1)
     try:
-        yield
+        yield csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting)
     finally:
         csv.field_size_limit(limit)
 
 
 def _is_open(text: str, between: str) -> bool:
     """Whether a table ends within quotes: then an empty line after it is not an empty row."""
-    text += "\n\n"
-    with contextlib.suppress(csv.Error), _fields_of_any_size(text):
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=between)
+    with contextlib.suppress(csv.Error), _reader(f"{text}\n\n", between) as rows:
         return collections.deque(rows, 1).pop() != []
     return False
 
@@ -215,10 +212,9 @@ def _rows(text: str, between: str, quoting: int, longer: list[int], shorter: lis
     longer: gets the numbers of the rows with values beyond the last column of the header.
     shorter: gets those of the rows with values that end before a column with a name.
     """
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting)
-    rows = enumerate(reader, 1)
     try:
-        with _fields_of_any_size(text):
+        with _reader(text, between, quoting) as reader:
+            rows = enumerate(reader, 1)
             header = next((row for _, row in rows if any(row) and row[0] != "sep="), [])
             header = [name.strip() for name in header]
             for number, row in rows:
