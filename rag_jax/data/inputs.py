@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rag_jax.config import Config
+from rag_jax.data import tokenizer_file
 from rag_jax.data.corpora import corpus_files
 from rag_jax.data.task_sources import task_files_of
 from rag_jax.data.tfds_data import directory_and_split
@@ -26,10 +27,8 @@ _SHAPE = ("chunk_words", "generator_vocab", "retriever_vocab", "source_format",
 _ENCODER = ("passage_prefix", "titles")
 _WORLD = ("fictional_countries", "world_task")
 _LATER_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
-                "added_tokens.json")  # earlier records do not have them
-_BESIDE = ("tokenizer_config.json", "chat_template.jinja")  # read with a tokenizer.json, too
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt",
-                    *_BESIDE, "special_tokens_map.json", *_LATER_FILES)
+                "added_tokens.json")  # of tokenizers; earlier records do not have them
+_BESIDE = (tokenizer_file.SETTINGS, tokenizer_file.TEMPLATE)  # read with a tokenizer.json, too
 _ABSENT = {"source": None, "files": {}}
 _SETTLED_NS = 2 * 10**9  # a file may change again within the tick of its file system's clock
 
@@ -96,7 +95,7 @@ def _contents(name: str, source: str, data_dir: str) -> tuple[str, dict[str, pat
     elif name in QUESTIONS:
         paths = [file for file in sorted(path.rglob("*")) if file.is_file()]
     else:
-        paths = [path / file for file in _TOKENIZER_FILES if (path / file).is_file()]
+        paths = [path / file for file in tokenizer_file.FILES if (path / file).is_file()]
     files = {file.relative_to(path).as_posix(): file for file in paths}
     return shown or source * (files.keys() <= set(_LATER_FILES)), files
 

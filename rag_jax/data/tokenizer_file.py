@@ -13,6 +13,8 @@ SETTINGS_LIMIT = 4_000_000  # Llama 3's have 50 KB, Gemma 3's 1.2 MB
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
                 "spiece.model", "tokenizer.model")  # any of them makes a tokenizer
 SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+FILES = (*VOCABULARIES, SETTINGS, TEMPLATE, "special_tokens_map.json", "added_tokens.json",
+         "merges.txt")  # all that a tokenizer may be made of
 SPECIALS = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token",
             "unk_token")
 KEPT = (*SPECIALS, "chat_template")

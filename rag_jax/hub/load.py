@@ -28,13 +28,10 @@ from rag_jax.models.dpr import DprEncoder
 from rag_jax.models.generator import MATRICES, build
 from rag_jax.types import Params
 
-TOKENIZER_FILES = (*tokenizer_file.VOCABULARIES, tokenizer_file.SETTINGS, tokenizer_file.TEMPLATE,
-                   "special_tokens_map.json", "added_tokens.json", "merges.txt")
 TOKENIZER_FOLDERS = {"query_encoder": "question_encoder_tokenizer",
                      "generator": "generator_tokenizer"}
-SMALL_FILES = ["config.json", "README.md", "generation_config.json", *TOKENIZER_FILES,
-               *sentence.FILES,
-               *(f"{folder}/*" for folder in TOKENIZER_FOLDERS.values())]
+SMALL_FILES = ["config.json", "README.md", "generation_config.json", *tokenizer_file.FILES,
+               *sentence.FILES, *(f"{folder}/*" for folder in TOKENIZER_FOLDERS.values())]
 SAFE_FILES = ["model.safetensors", "model.safetensors.index.json", "model-*.safetensors"]
 TORCH_FILES = ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"]
 
@@ -128,7 +125,7 @@ def weight_files(source: str | os.PathLike) -> dict[str, pathlib.Path]:
     _, tensors, places = _open(folder)
     found = tensors.files
     if families.RERANKER in places:
-        found |= {file for name in ("config.json", *TOKENIZER_FILES, *sentence.FILES)
+        found |= {file for name in ("config.json", *tokenizer_file.FILES, *sentence.FILES)
                   for file in folder.glob(name) if file.is_file()}
     return {file.relative_to(folder).as_posix(): file for file in sorted(found)}
 
