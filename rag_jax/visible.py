@@ -1,5 +1,6 @@
 """Text from data as it may be shown: nothing in it controls the terminal, sheet or page."""
 
+import html
 import re
 import textwrap
 import unicodedata
@@ -12,7 +13,6 @@ _HIDDEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]")
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠\t\r\n]")
-_HTML = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 
 def visible(text: str) -> str:
@@ -64,4 +64,4 @@ def html_page(template: str, **values: Any) -> str:
 
 def markdown(text: str) -> str:
     """`visible`, escaped so that it holds no HTML, link, picture or end of a table's cell."""
-    return visible(text).translate(_HTML).replace("](", "]\\(").replace("|", "\\|")
+    return html.escape(visible(text), quote=False).replace("](", "]\\(").replace("|", "\\|")
