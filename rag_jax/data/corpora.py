@@ -47,8 +47,6 @@ def read_corpus(path: str | os.PathLike) -> Iterator[Passage]:
             check_passage(passage, seen, where)
             count += 1
             yield passage
-    except RetrievalError:
-        raise
     except DataError as error:
         raise RetrievalError(str(error)) from None
     except OSError as error:
