@@ -104,12 +104,11 @@ class DeviceIndex(Index):
             return self.swap(index)
         self._check(index)
         self._verify(index, first=1)
-        rows = range(index.manifest["size"], len(index.passages))
-        for first in rows[::WRITTEN]:
-            some = np.arange(first, min(first + WRITTEN, rows.stop))
-            padded = np.pad(some, (0, WRITTEN - len(some)), mode="edge")
-            ids = np.where(np.arange(WRITTEN) < len(some), padded, -1).astype(np.int32)
-            self.write(ids, self._values(index, padded))
+        count = len(index.passages)
+        for first in range(index.manifest["size"], count, WRITTEN):
+            rows = np.arange(first, first + WRITTEN)
+            ids = np.where(rows < count, rows, -1).astype(np.int32)
+            self.write(ids, self._values(index, np.minimum(rows, count - 1)))
         self._adopt(index)
 
     def _adopt(self, index: PassageIndex) -> None:
