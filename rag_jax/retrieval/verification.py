@@ -101,18 +101,16 @@ class _File:
     """A file of the table, memory-mapped, in blocks; a small file is one block.
 
     Attributes:
-        bytes: its size.
         block_bytes: of a block; the last one may be shorter.
         digests: the sha256 of each block.
         pending: numbers of the blocks that are not verified yet.
-        data: uint8[bytes]; it stays readable when the file is removed.
+        data: all bytes, uint8[...]; it stays readable when the file is removed.
     """
 
     def __init__(self, path: Path, entry: Mapping[str, Any]):
         whole = {"bytes": max(entry["bytes"], 1), "sha256": [entry["sha256"]]}
         blocks = entry.get("blocks", whole)
-        self.bytes, self.block_bytes, self.digests = (
-            entry["bytes"], blocks["bytes"], blocks["sha256"])
+        self.block_bytes, self.digests = blocks["bytes"], blocks["sha256"]
         self.data = map_file(path, np.uint8)
         self.forget()
 
@@ -165,7 +163,7 @@ class VerifiedFiles:
 
     @property
     def bytes(self) -> int:
-        return sum(file.bytes for file in self._files.values())
+        return sum(file.data.nbytes for file in self._files.values())
 
     @property
     def pending_bytes(self) -> int:
@@ -202,7 +200,7 @@ class VerifiedFiles:
         # From the end, because the thread in the background begins at the beginning.
         pieces = [(name, block) for name in names
                   for block in sorted(self._files[name].pending, reverse=True)]
-        if sum(self._files[name].bytes for name in names) < AT_ONCE_BYTES:
+        if sum(self._files[name].data.nbytes for name in names) < AT_ONCE_BYTES:
             for piece in pieces:
                 self._verify(*piece)
             return
