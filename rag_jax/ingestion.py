@@ -18,6 +18,7 @@ from rag_jax import files, ingest_config, locks, overrides
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.inputs import is_prepared
+from rag_jax.data.question_sources import load_examples
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking, Window, passage_id, passages_of
 from rag_jax.documents.document import Document, ReaderLost, Unreadable, UnreadableNow
@@ -136,10 +137,7 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     record_files.read(path)
     config = ingest_config.config_of(path, config)
     steps = (config.train.steps or 1000) if steps is None else steps
-    if "generator" not in config.model.sources:
-        raise ConfigError("--train: there is no generator that could learn to answer; name "
-                          "config.model.generator.pretrained. To train models from random weights: "
-                          "rag_jax.train --config=configs/own_data.py")
+    _check_generator(config)
     from rag_jax.training import run
 
     passages, trained = path / "passages.jsonl", path / TRAINED
@@ -155,6 +153,27 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
         "data.passages": str(passages), "data.train": train, "data.dev": dev}), trained)
     _put_first(trained, config.runs)
     return report
+
+
+def check_training(workdir: str | os.PathLike[str], config: Config, train: str, dev: str) -> None:
+    """Checks what `fine_tune` will need, before the documents are read for it.
+
+    Raises:
+      ConfigError: there is no generator.
+      DataError, FileNotFoundError: as `load_examples` of the questions, which training that has
+        begun does not read again.
+    """
+    _check_generator(config)
+    if not is_prepared(pathlib.Path(workdir) / TRAINED):
+        for questions in (train, dev):
+            load_examples(questions, data_dir=config.data.data_dir)
+
+
+def _check_generator(config: Config) -> None:
+    if "generator" not in config.model.sources:
+        raise ConfigError("--train: there is no generator that could learn to answer; name "
+                          "config.model.generator.pretrained. To train models from random weights: "
+                          "rag_jax.train --config=configs/own_data.py")
 
 
 def _put_first(trained: pathlib.Path, runs: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """The paper's marginal likelihoods (arXiv 2005.11401, section 2.1), and the objectives for the
 retriever that came after (at the end).
 
-Shapes: B questions, K passages each, T target tokens. All results are float32, in nats.
+Shapes: B questions, K passages each, T target tokens. All results are float32, in nats. Arrays of
+other shapes are a ValueError, as JAX would repeat an axis of size 1 without a word.
 A masked passage (padding, or a short result list) has log prior `MASKED`, hence probability 0
 in every sum, and gets no gradient. A masked target position contributes nothing.
 
@@ -29,6 +30,7 @@ def log_prior(doc_scores: jax.Array, doc_mask: jax.Array) -> jax.Array:
     Returns:
       float32[B, K]; MASKED where doc_mask is False. A row without any passage is all MASKED.
     """
+    _check_shape("doc_mask", doc_mask, "doc_scores", doc_scores.shape)
     scores_BK = jnp.where(doc_mask, doc_scores.astype(jnp.float32), MASKED)
     return jnp.where(doc_mask, jax.nn.log_softmax(scores_BK, axis=-1), MASKED)
 
@@ -53,8 +55,18 @@ def target_log_probs(logits: jax.Array, targets: jax.Array, label_smoothing: flo
     return picked - log_normaliser
 
 
+def _check_shape(name: str, array: jax.Array, other: str, shape: tuple[int, ...]) -> None:
+    """Raises a ValueError where an array has not the shape that another one asks for."""
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}: must be {shape}, as {other} says")
+
+
 def _real(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
     """log p with 0 in masked positions, whose values, -inf among them, then reach no gradient."""
+    if log_p_BKT.ndim != 3:
+        raise ValueError(f"log_p has shape {log_p_BKT.shape}: must be [B, K, T]")
+    batch, _, length = log_p_BKT.shape
+    _check_shape("target_mask", target_mask, "log_p [B, K, T]", (batch, length))
     return jnp.where(target_mask[:, None], log_p_BKT, 0.0)
 
 
@@ -66,12 +78,15 @@ def answer_log_probs(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
 def sequence_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                    ) -> jax.Array:
     """log p(z, y | x) = log p(z | x) + sum_t log p(y_t | x, z, y_<t), float32[B, K]."""
-    joint_BK = log_prior_BK + answer_log_probs(log_p_BKT, target_mask)
+    answer_BK = answer_log_probs(log_p_BKT, target_mask)
+    _check_shape("log_prior", log_prior_BK, "log_p [B, K, T]", answer_BK.shape)
+    joint_BK = log_prior_BK + answer_BK
     return jnp.where(log_prior_BK <= MASKED, MASKED, joint_BK)  # NaN stays NaN
 
 
 def token_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
     """log p(z, y_t | x, y_<t) = log p(z | x) + log p(y_t | x, z, y_<t), float32[B, K, T]."""
+    _check_shape("log_prior", log_prior_BK, "log_p [B, K, T]", log_p_BKT.shape[:2])
     log_prior_BK1 = log_prior_BK[:, :, None]
     return jnp.where(log_prior_BK1 <= MASKED, MASKED, log_prior_BK1 + log_p_BKT)
 

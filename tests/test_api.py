@@ -259,9 +259,9 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
                                   rag.index.search(queries, 9).ids)
     assert reader.size == len(before) and published.size == count
     for wrong, error in (
-            ([("a", "b")], "passage 0 is"), ([("a", "b", 3)], "passage 0 is"),
-            ([new[1], "abc"], "passage 1 is 'abc'"), ([5], "passage 0 is 5"),
-            ([{"id": "a", "txt": "b"}], "passage 0: unknown or missing: text, txt"),
+            ([("a", "b")], "passage 1 is"), ([("a", "b", 3)], "passage 1 is"),
+            ([new[1], "abc"], "passage 2 is 'abc'"), ([5], "passage 1 is 5"),
+            ([{"id": "a", "txt": "b"}], "passage 1: unknown or missing: text, txt"),
             (5, "passages: 5 is none"), (b"abc", "passages: b'abc' is none")):
         with pytest.raises(DataError, match=error):
             rag.add(wrong)
@@ -450,7 +450,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.ask(["Who?", " "]), DataError, "question 2 is ' '"),
     (lambda rag: rag.log_likelihood(QUESTIONS, ["Lima"]), ConfigError, "2 questions and 1 answers"),
     (lambda rag: rag.evaluate("nowhere.jsonl"), FileNotFoundError, "nowhere.jsonl"),
-    (lambda rag: rag.embed_passages([("t", "x")]), DataError, "passage 0 is"),
+    (lambda rag: rag.embed_passages([("t", "x")]), DataError, "passage 1 is"),
     (lambda rag: rag.embed_passages("A town.", batch_size=-1), ConfigError, "batch_size=-1: exp"),
     (lambda rag: rag.embed_queries(QUESTIONS, length_step=1.5), ConfigError, "length_step=1.5"),
     (lambda rag: rag.log_likelihood(QUESTIONS[0], ""), DataError, "answer 1 is ''"),
@@ -478,7 +478,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
      r"evidence\[0\] is 'Lima': expected lines of WIKIPEDIA ID<TAB>TITLE"),
     (lambda rag: rag.evaluate("devv"), DataError, "no split 'devv' in .*, which has .*dev"),
     (lambda rag: rag.edit([("z", "", "z")], queries=["Who?"]), DataError, "give a split, a file"),
-    (lambda rag: rag.embed_passages(["a", "\ud800"]), DataError, "passage 1, .*, is not UTF-8"),
+    (lambda rag: rag.embed_passages(["a", "\ud800"]), DataError, "passage 2, .*, is not UTF-8"),
     (lambda rag: rag.evaluate("dev", order=[[1], [1, 2]]), DataError, "order: .*; expected"),
     (lambda rag: rag.evaluate("dev", order=np.arange(3)), DataError, "order: .*; expected"),
     (lambda rag: rag.evaluate([Example("1", "Who?", ())], order=[-1]), DataError, "from 0 to 0"),

@@ -727,6 +727,9 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     finally:
         file.write_bytes(content)
     assert current(tmp_path / "run" / "index") == index
+    with pytest.raises(DataError, match="cannot tell the format of the question source 'nofile'"):
+        ingest.main([argv[0], f"--workdir={tmp_path / 'new'}", *argv[2:], "--dev=nofile"])
+    assert not (tmp_path / "new").exists(), "all documents were read and embedded first"
     with pytest.raises(ConfigError, match="no generator that could learn"):
         ingestion.fine_tune(tmp_path / "run", "", "", config={"model.generator.pretrained": ""})
     written(folder, {"late.txt": "Rabat."})

@@ -90,6 +90,22 @@ def test_one_document_is_plain_seq2seq(world, kind):
     np.testing.assert_allclose(result, np.where(mask, log_p[:, 0], 0).sum(axis=1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("of", [
+    marginal.rag_token, marginal.rag_sequence, marginal.sequence_posterior,
+    marginal.mean_token_posterior])
+def test_an_array_without_its_axis_is_refused(of):
+    """JAX repeats an axis of size 1, or a missing one: the numbers looked right, and were not."""
+    prior, log_p, mask = jnp.zeros((2, 4)), jnp.zeros((2, 4, 5)), jnp.ones((2, 5), bool)
+    of(prior, log_p, mask)
+    for given, told in (((prior, log_p[0], mask), r"log_p has shape \(4, 5\): must be \[B, K, T"),
+                        ((prior[:, :1], log_p, mask), r"log_prior has shape \(2, 1\): must be \(2"),
+                        ((prior, log_p, mask[:1]), r"target_mask has shape \(1, 5\): must be \(2")):
+        with pytest.raises(ValueError, match=told):
+            of(*given)
+    with pytest.raises(ValueError, match=r"doc_mask has shape \(1, 4\): must be \(2, 4\)"):
+        marginal.log_prior(prior, jnp.ones((1, 4), bool))
+
+
 def random_inputs(seed=1, rows=4, docs=5, length=3):
     rng = np.random.default_rng(seed)
     scores = jnp.float32(2 * rng.normal(size=(rows, docs)))

@@ -34,6 +34,12 @@ def test_a_mistake_of_the_user_ends_in_one_message(error, told):
     assert stop.value.code == told
 
 
+def test_a_command_that_does_not_exist_has_a_near_one(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["rag_jax", "ingst"])
+    with pytest.raises(SystemExit, match="rag_jax ingst: no such command; did you mean ingest"):
+        cli.main()
+
+
 def test_a_command_may_be_interrupted_while_it_is_imported(monkeypatch):
     def interrupted(name):
         raise KeyboardInterrupt

@@ -12,6 +12,7 @@ import platform
 import sys
 
 import rag_jax
+from rag_jax.errors import near_matches
 
 COMMANDS = {
     "ingest": "index the documents of a folder for questions",
@@ -88,4 +89,5 @@ def main() -> None:
     lines = [f"  {command:15s} {what}" for command, what in COMMANDS.items()]
     print("usage: rag_jax COMMAND ...\n", *lines, "\nrag_jax COMMAND --help tells its flags",
           sep="\n", file=sys.stdout if name in ("-h", "--help") else sys.stderr)
-    sys.exit(name not in ("-h", "--help") and f"error: rag_jax {name}: no such command")
+    sys.exit(name not in ("-h", "--help") and (
+        f"error: rag_jax {name}: no such command; {near_matches(name, COMMANDS)}"))

@@ -42,6 +42,8 @@ def main(argv: list[str] | None = None) -> None:
 
     from rag_jax import ingestion
 
+    if options.train:
+        ingestion.check_training(options.workdir, config, options.train, options.dev)
     given = {name: value for name in ("words", "tokens", "overlap")
              if (value := getattr(options, name)) is not None}
     done = ingestion.ingest(options.folder, options.workdir, config=config, chunking=given)

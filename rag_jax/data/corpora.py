@@ -70,7 +70,7 @@ def checked_passages(given: Passages | str | Iterable[str], untitled: bool = Fal
     if isinstance(given, bytes) or not can_iterate(given):
         raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
     alone = isinstance(given, str | Mapping) or _named(given)
-    for number, passage in enumerate([given] if alone else given):
+    for number, passage in enumerate([given] if alone else given, 1):
         fields = passage[:3] if _named(passage) else passage
         if untitled and isinstance(passage, str):
             fields = "", "", passage

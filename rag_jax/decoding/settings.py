@@ -109,13 +109,13 @@ class Decoding:
             yield f"labels={self.labels}: a label needs at least one token"
         if len(set(self.labels)) < len(self.labels):
             yield f"labels={self.labels}: two labels are equal"
-        if max(map(len, self.labels), default=0) > self.max_length:
+        if self.labels and max(map(len, self.labels)) > self.max_length:
             yield (f"labels: one has {max(map(len, self.labels))} tokens, </s> included; must be "
                    f"at most max_length={self.max_length}")
         if self.prefix and self.forced_bos is not None:
             yield ("prefix and forced_bos both set the first token: leave out the prefix, or set "
                    "forced_bos=False")
-        if len(self.prefix or ()) >= self.max_length:
+        if self.prefix and len(self.prefix) >= self.max_length:
             yield (f"prefix has {len(self.prefix)} tokens: must be shorter than "
                    f"max_length={self.max_length}")
 

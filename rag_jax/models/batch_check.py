@@ -21,7 +21,8 @@ AXES = {
 
 def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
     """Raises a ValueError that names a field which does not fit the others or the model: by its
-    shape, as a mask that is not bool, or with more tokens than the model has positions.
+    shape or type, without the field that belongs to it, or with more tokens than the model has
+    positions.
 
     longest_answer: tokens of an answer that is still to be decoded; 0 = the batch has the answers.
     """
@@ -41,12 +42,14 @@ def _sizes(model: RagModel, batch: Batch) -> dict[str, int]:
     ValueError as `check`."""
     null = model.null_document != "none"
     sizes = {"E": (model.embedding_width, "the model"),
-             "sources": (batch.doc_mask.shape[-1] + null,
+             "sources": (jnp.shape(batch.doc_mask)[-1] + null,
                          "Batch.doc_mask" + " with the null document" * null)}
     for name, axes in AXES.items():
         value = getattr(batch, name)
         if value is None:
             continue
+        if not hasattr(value, "dtype"):
+            raise ValueError(f"Batch.{name} is a {type(value).__name__}: must be an array")
         wanted = f"Batch.{name} has shape {value.shape}: must be [{', '.join(axes)}]"
         if value.ndim != len(axes):
             raise ValueError(wanted)
@@ -57,6 +60,11 @@ def _sizes(model: RagModel, batch: Batch) -> dict[str, int]:
                 raise ValueError(f"{wanted} with {axis} = {known}, as {where} says")
         if name.endswith("_mask") and value.dtype != jnp.bool:
             raise ValueError(f"Batch.{name} is {value.dtype}: must be bool")
+        if name.endswith("_ids") and not jnp.issubdtype(value.dtype, jnp.integer):
+            raise ValueError(f"Batch.{name} is {value.dtype}: must be int32")
+        beside = name.removesuffix("ids") + "mask"
+        if name.endswith("_ids") and beside in AXES and getattr(batch, beside) is None:
+            raise ValueError(f"Batch.{name} is there, and {beside} is None: give both, or neither")
     return {axis: size for axis, (size, _) in sizes.items()}
 
 

@@ -77,6 +77,7 @@ class Server:
             Route("/retrieve", self._guarded(self._retrieve), methods=post),
             Route("/passages/{index}/{id:any}", self._guarded(self._passage), methods=get),
             Route("/v1/models", self._guarded(self._list_models), methods=get),
+            Route("/v1/models/{model:path}", self._guarded(self._show_model), methods=get),
             Route("/memory", self._guarded(self._list_memory), methods=get),
             Route("/memory", self._guarded(self._change_memory, changes=True), methods=post),
             Route("/metrics", self._guarded(self._metrics), methods=get),
@@ -182,9 +183,14 @@ class Server:
     # --- routes of other APIs (OpenAI's, Cohere's) ------------------------------------------------
 
     async def _list_models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [
-            {"id": name, "object": "model", "created": self._created, "owned_by": "rag_jax"}
-            for name in self._models]})
+        return JSONResponse({"object": "list", "data": [*map(self._shown, self._models)]})
+
+    async def _show_model(self, request: Request) -> Response:
+        asking.known_model(Fields("request", request.path_params), self._models)
+        return JSONResponse(self._shown(request.path_params["model"]))
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "rag_jax"}
 
     async def _chat(self, request: Request) -> Response:
         began, fields = time.perf_counter(), await self._body(request)

@@ -220,7 +220,7 @@ class Progress(contextlib.AbstractContextManager):
         self._every = every
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
-        self._line_step, self._line_time = initial, clock()
+        self._line_step, self._line_time, self._first = initial, clock(), initial + 1
         self._bar, self._shown = None, {}
         self._active = active
         if active and self._stream.isatty():
@@ -269,10 +269,10 @@ class Progress(contextlib.AbstractContextManager):
         rate = (self._step - self._line_step) / max(now - self._line_time, 1e-9)
         remaining = max(self._total - self._step, 0)
         share = 100 * self._step / self._total if self._total else 100.0
+        pace = [f"{rate:.3g} steps/s", f"ETA {_duration(remaining / rate)}"]
         parts = [
             f"{self._description} {self._step}/{self._total} ({share:.1f}%)".strip(),
-            f"{rate:.3g} steps/s",
-            f"ETA {_duration(remaining / rate)}",
+            *(pace if self._step > self._first else ()),  # the first step also compiles
             *(f"{name} {float(value):.4g}" for name, value in metrics.items()),
         ]
         return ", ".join(parts)

@@ -337,7 +337,7 @@ class Rag:
             if not isinstance(source, Sequence) or not all(
                     isinstance(each, Example) for each in source):
                 raise DataError(f"questions: {source!r:.60}; give a split, a file, or a list of "
-                                "Example, which have their answers")
+                                "rag_jax.data.question_files.Example, with their answers")
             named = ((f"question {number}", each._replace(answers=each.answers or ()))
                      for number, each in enumerate(source, 1))
             return collect("questions", named, hidden=True) if source else source

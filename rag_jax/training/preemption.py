@@ -12,6 +12,7 @@ from types import FrameType
 from rag_jax import hosts, signals
 from rag_jax.errors import Preempted
 
+_STOPPING = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends at once\n"
 _HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
@@ -36,6 +37,8 @@ def preemption_noticed() -> Iterator[Callable[[], bool]]:
         _leave_terminal(number)
         if number == signal.SIGINT:
             restore(number)
+            with contextlib.suppress(OSError):  # not by print, which may be at work
+                os.write(2, _STOPPING)
 
     def restore(number: int) -> None:
         handler = former.pop(number, None)

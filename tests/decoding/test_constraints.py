@@ -86,6 +86,8 @@ def test_nothing_is_found_where_the_rules_allow_nothing():
     ({"bad_words": ((),)}, "bad word"),
     ({"prefix": (1,), "forced_bos": 2}, "prefix"),
     ({"prefix": (1, 2), "max_length": 2}, "prefix has 2 tokens"),
+    ({"max_length": 0}, "max_length=0: must be at least 1"),
+    ({"max_length": -1}, "max_length=-1: must be at least 1"),
     ({"memory_mib": -1}, "memory_mib=-1"),
     ({"labels": ((1,), (2,)), "prefix": (1,)}, "labels and prefix"),
     ({"labels": ((1,), (2,)), "bad_words": ((1,),)}, "labels and bad_words"),

@@ -91,6 +91,8 @@ def held(asking, monkeypatch):
 def test_a_chat_is_answered_as_python_answers(asking, rag):
     models = [each["id"] for each in asking.get("/v1/models").json()["data"]]
     assert models == ["rag_token", "rag_token-query", "rag_token-document"]
+    assert asking.get(f"/v1/models/{models[1]}").json()["id"] == models[1]
+    assert asking.get("/v1/models/gpt").status_code == 404
     done = asking.post("/v1/chat/completions", json=chat(ASK, logprobs=True, n=2)).json()
     answer, = rag.ask([ASK], num_return_sequences=2)
     assert [choice["message"]["content"] for choice in done["choices"]] == [

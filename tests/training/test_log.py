@@ -213,6 +213,12 @@ def test_plain_progress_breaks_the_silence_after_ten_seconds_and_at_the_end():
     assert "ETA 0:08" in lines[0]  # two steps at 0.25 a second
 
 
+def test_the_first_step_which_also_compiles_says_nothing_of_the_rate():
+    """It said that a minute's work would take five hours."""
+    lines = progress_lines(600, [33, 34, 44], every=1000)
+    assert lines == ["1/600 (0.2%), nll 2.5", "3/600 (0.5%), 0.182 steps/s, ETA 54:44, nll 2.5"]
+
+
 def test_resumed_progress_counts_only_its_own_steps_in_the_rate():
     (line,) = progress_lines(7300, [1.0, 2.0], initial=98, every=2)
     assert line.startswith("100/7300 (1.4%), 1 steps/s, ETA 2:00:00")

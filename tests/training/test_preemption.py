@@ -36,10 +36,12 @@ def test_sigterm_sets_the_flag_and_the_process_lives_on():
         assert requested()
 
 
-def test_first_interrupt_sets_the_flag_and_the_second_interrupts():
+def test_first_interrupt_sets_the_flag_and_the_second_interrupts(capfd):
+    """The first said nothing, though a step that compiles ends after half a minute."""
     with preemption_noticed() as requested:
         send(signal.SIGINT)
         assert requested()
+        assert "stopping after this step" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
 
