@@ -64,13 +64,13 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
       What was written, in words.
 
     Raises:
-      ConfigError, HubError, CheckpointError: something is missing, damaged or in the way.
+      ConfigError, HubError, CheckpointError, FolderError: something is missing, damaged or in the
+        way.
     """
     out = pathlib.Path(target).absolute()
     if out.is_symlink() or out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--to={target} exists and is no empty folder; name a new one")
-    if not out.exists():
-        files.check_place(out, make_parents=True)
+    files.check_parent(out)
     if workdir.exists(source):
         path = documents.answering(pathlib.Path(source).absolute())
         if documents.exists(path):

@@ -383,19 +383,29 @@ def check_place(path: pathlib.Path, make_parents: bool = False, source: str | No
       FolderError: its folder is missing, is no folder, or may not be written into; or `path` is no
         regular file, or is the source.
     """
-    folder = path.absolute().parent
-    while make_parents and not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir():
-        raise FolderError(f"{path}: there is no folder {folder}; make it, or name another")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise FolderError(f"{path}: {folder} may not be written into; name another folder")
+    check_parent(path, make_parents)
     if path.is_dir():
         raise FolderError(f"{path}: is a folder; name a file")
     if path.exists() and not path.is_file():  # root would replace /dev/null by a file
         raise FolderError(f"{path}: is no regular file, and would be replaced by one; name another")
     if source is not None and path.exists() and os.path.exists(source) and path.samefile(source):
         raise FolderError(f"{path}: would take the place of {source}, which is read; name another")
+
+
+def check_parent(path: pathlib.Path, make_parents: bool = True) -> None:
+    """Checks before some work that a file or folder can be made where it is to be.
+
+    Arguments and errors as of `check_place`, of its folder alone.
+    """
+    folder = path.absolute().parent
+    while make_parents and not folder.exists():
+        folder = folder.parent
+    if folder.exists() and not folder.is_dir():
+        raise FolderError(f"{path}: {folder} is a file, not a folder; name another")
+    if not folder.is_dir():
+        raise FolderError(f"{path}: there is no folder {folder}; make it, or name another")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise FolderError(f"{path}: {folder} may not be written into; name another folder")
 
 
 def check_own(folder: pathlib.Path, own: Sequence[str]) -> None:

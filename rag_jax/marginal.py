@@ -1,8 +1,9 @@
 """The paper's marginal likelihoods (arXiv 2005.11401, section 2.1), and the objectives for the
 retriever that came after (at the end).
 
-Shapes: B questions, K passages each, T target tokens. All results are float32, in nats. Arrays of
-other shapes are a ValueError, as JAX would repeat an axis of size 1 without a word.
+Shapes: B questions, K passages each, T target tokens. All results are float32, in nats. Where log
+p(z | x), log p(y_t | x, z, y_<t) and a mask come together, arrays that do not fit each other are a
+ValueError, as JAX would repeat an axis of size 1 without a word.
 A masked passage (padding, or a short result list) has log prior `MASKED`, hence probability 0
 in every sum, and gets no gradient. A masked target position contributes nothing.
 
@@ -57,14 +58,19 @@ def target_log_probs(logits: jax.Array, targets: jax.Array, label_smoothing: flo
 
 def _check_shape(name: str, array: jax.Array, other: str, shape: tuple[int, ...]) -> None:
     """Raises a ValueError where an array has not the shape that another one asks for."""
-    if array.shape != shape:
-        raise ValueError(f"{name} has shape {array.shape}: must be {shape}, as {other} says")
+    if jnp.shape(array) != shape:
+        raise ValueError(f"{name} has shape {jnp.shape(array)}: must be {shape}, as {other} says")
+
+
+def _check_rank(log_p_BKT: jax.Array) -> None:
+    """Raises a ValueError where log p of the target's tokens has not its three axes."""
+    if jnp.ndim(log_p_BKT) != 3:
+        raise ValueError(f"log_p has shape {jnp.shape(log_p_BKT)}: must be [B, K, T]")
 
 
 def _real(log_p_BKT: jax.Array, target_mask: jax.Array) -> jax.Array:
     """log p with 0 in masked positions, whose values, -inf among them, then reach no gradient."""
-    if log_p_BKT.ndim != 3:
-        raise ValueError(f"log_p has shape {log_p_BKT.shape}: must be [B, K, T]")
+    _check_rank(log_p_BKT)
     batch, _, length = log_p_BKT.shape
     _check_shape("target_mask", target_mask, "log_p [B, K, T]", (batch, length))
     return jnp.where(target_mask[:, None], log_p_BKT, 0.0)
@@ -86,6 +92,7 @@ def sequence_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: j
 
 def token_joint(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
     """log p(z, y_t | x, y_<t) = log p(z | x) + log p(y_t | x, z, y_<t), float32[B, K, T]."""
+    _check_rank(log_p_BKT)
     _check_shape("log_prior", log_prior_BK, "log_p [B, K, T]", log_p_BKT.shape[:2])
     log_prior_BK1 = log_prior_BK[:, :, None]
     return jnp.where(log_prior_BK1 <= MASKED, MASKED, log_prior_BK1 + log_p_BKT)
@@ -255,6 +262,7 @@ def learn_from(evidence_BK: jax.Array, objective: str, log_prior_BK: jax.Array
     """
     if objective not in LEARNT_FROM:
         raise ValueError(f"objective={objective!r}: one of {', '.join(LEARNT_FROM)}")
+    _check_shape("evidence", evidence_BK, "log_prior", log_prior_BK.shape)
     there = log_prior_BK > MASKED
     evidence_BK = jax.lax.stop_gradient(jnp.where(there, evidence_BK, MASKED))
     if objective == "emdr2":

@@ -212,7 +212,7 @@ def trains_query_encoder(config: Config) -> bool:
     retrieval = config.retrieval
     ranks = retrieval.retriever == "hybrid" and retrieval.fusion != "convex"
     return (config.train.query_encoder_rate is not None and not ranks
-            and retrieval.retriever != "bm25" and retrieval.k > 0)
+            and retrieval.retriever != "bm25")
 
 
 def for_run(config: Config, run: str) -> Config:

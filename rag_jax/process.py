@@ -82,7 +82,7 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
 
 def _message(error: Exception) -> str:
     """What an error says; one of the operating system names the file first, and has no number."""
-    if isinstance(error, UserError) or error.strerror is None or error.filename is None:
+    if isinstance(error, UserError) or error.strerror is None or not error.filename:
         return str(error)
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
     return f"{' -> '.join(names)}: {error.strerror}"

@@ -325,11 +325,6 @@ def _stages(config: Config, trains: bool) -> Iterator[str]:
     if trains and retrieval.where == "device" and retrieval.staleness:
         yield (f"config.retrieval.staleness={retrieval.staleness}: with "
                "config.retrieval.where=device the step retrieves for itself; set 0")
-    warmup = config.retriever_warmup
-    if trains and warmup.steps and warmup.batch_size == 1 and (
-            warmup.pairs != "gold" or not warmup.hard_negatives) and not lexical(config):
-        yield ("config.retriever_warmup.batch_size=1: the passages of a batch are each other's "
-               "negatives, and one alone has none to be told from; set 2 or more")
-    if warmup.optimizer.accumulate > 1:
+    if config.retriever_warmup.optimizer.accumulate > 1:
         yield ("config.retriever_warmup.optimizer.accumulate: the passages of a batch are each "
                "other's negatives, so a batch cannot be split; set 1")

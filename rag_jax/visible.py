@@ -35,9 +35,9 @@ def shortened(text: str, most: int) -> str:
 
 def columns(text: str) -> int:
     """How many columns of a terminal a text takes: two for each letter that East Asian fonts draw
-    wide, none for a mark on the letter before it."""
+    wide, none for a mark on the letter before it and for what is not seen."""
     return sum((unicodedata.east_asian_width(letter) in "WF") + 1 for letter in text
-               if not unicodedata.combining(letter))
+               if unicodedata.category(letter) not in ("Mn", "Me", "Cf"))
 
 
 def filled(text: str, width: int, right: bool = False) -> str:

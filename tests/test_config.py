@@ -1,6 +1,5 @@
 """The configuration: overrides of every type, errors that name field and remedy, round trips."""
 
-import contextlib
 import dataclasses
 import json
 import pathlib
@@ -393,18 +392,6 @@ def test_a_run_that_trains_nothing_is_refused_before_any_stage_begins(changes, t
     validate(config)  # to answer
     validate(replace(config, {"train.steps": 0}), trains=True)  # as the weights are
     validate(replace(config, {"train.generator_rate": 1.0}), trains=True)
-
-
-@pytest.mark.parametrize("changes, refused", [
-    ({"retriever_warmup.pairs": "crops"}, True), ({"retriever_warmup.hard_negatives": 0}, True),
-    ({}, False), ({"retriever_warmup.pairs": "crops", "retriever_warmup.steps": 0}, False),
-    ({"retriever_warmup.hard_negatives": 0, "runs": ("bm25",)}, False)])
-def test_a_warm_up_needs_a_passage_to_tell_from_the_right_one(changes, refused):
-    """A loss of 0 was trained on, with an accuracy of 100 %."""
-    config = replace(Config(), {"retriever_warmup.batch_size": 1, **changes})
-    with pytest.raises(ConfigError, match="batch_size=1: the passages of a batch") if (
-            refused) else contextlib.nullcontext():
-        validate(config, trains=True)
 
 
 def test_positions_of_an_encoder_that_no_run_reads_are_not_checked():

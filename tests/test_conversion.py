@@ -288,8 +288,9 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_read(
     with pytest.raises(ConfigError, match="link exists and is no empty folder"):
         conversion.convert(str(folders / "rag"), str(tmp_path / "link"))
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(FolderError, match="away/new: .* may not be written into"):
-        conversion.convert(str(folders / "rag"), str(tmp_path / "away" / "new"))
+    for target in ("away/new", "empty"):
+        with pytest.raises(FolderError, match=f"{target}: .* may not be written into"):
+            conversion.convert(str(folders / "rag"), str(tmp_path / target))
 
 
 def test_a_damaged_source_leaves_nothing_behind(folders, tmp_path):

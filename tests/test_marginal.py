@@ -102,6 +102,10 @@ def test_an_array_without_its_axis_is_refused(of):
                         ((prior, log_p, mask[:1]), r"target_mask has shape \(1, 5\): must be \(2")):
         with pytest.raises(ValueError, match=told):
             of(*given)
+    with pytest.raises(ValueError, match=r"log_p has shape \(4, 4\): must be \[B, K, T\]"):
+        marginal.token_joint(jnp.zeros((4, 4)), jnp.zeros((4, 4)))
+    with pytest.raises(ValueError, match=r"evidence has shape \(2, 1\): must be \(2, 4\)"):
+        marginal.learn_from(prior[:, :1], "emdr2", prior)
     with pytest.raises(ValueError, match=r"doc_mask has shape \(1, 4\): must be \(2, 4\)"):
         marginal.log_prior(prior, jnp.ones((1, 4), bool))
 

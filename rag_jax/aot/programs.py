@@ -149,7 +149,7 @@ def _check(job: Job, passages: int, kinds: Sequence[str], source_tokens: int) ->
     """Raises ConfigError where a value is missing or would have no effect."""
     config, asked = job.config, set(kinds) if set(kinds) != set(KINDS) else set()
     jobs = [job.of_run(run) for run in config.runs]
-    for kind in {"embed", "search"} & asked if lexical(config) else ():
+    for kind in sorted({"embed", "search"} & asked) if lexical(config) else ():
         raise ConfigError(f"--programs={kind}: a run that retrieves by words embeds no passages; "
                           f"leave {kind} out")
     if not passages and "train" in kinds and any(map(_searches, jobs)):

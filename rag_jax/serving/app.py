@@ -40,7 +40,14 @@ class _Any(PathConvertor):
     regex = "(?s:.*)"
 
 
+class _Named(_Any):
+    """The same, where it is not empty."""
+
+    regex = "(?s:.+)"
+
+
 register_url_convertor("any", _Any())
+register_url_convertor("named", _Named())
 
 
 class Server:
@@ -77,7 +84,7 @@ class Server:
             Route("/retrieve", self._guarded(self._retrieve), methods=post),
             Route("/passages/{index}/{id:any}", self._guarded(self._passage), methods=get),
             Route("/v1/models", self._guarded(self._list_models), methods=get),
-            Route("/v1/models/{model:path}", self._guarded(self._show_model), methods=get),
+            Route("/v1/models/{model:named}", self._guarded(self._show_model), methods=get),
             Route("/memory", self._guarded(self._list_memory), methods=get),
             Route("/memory", self._guarded(self._change_memory, changes=True), methods=post),
             Route("/metrics", self._guarded(self._metrics), methods=get),

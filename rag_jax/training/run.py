@@ -178,8 +178,8 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
 
 
 def check_batches(config: Config, path: pathlib.Path) -> None:
-    """Raises ConfigError where the batches of a stage cannot be split over the devices, before the
-    first stage runs. A stage that is done may have run on other devices."""
+    """Raises ConfigError where the batches of a stage cannot be split over the devices, or say
+    nothing, before the first stage runs. A stage that is done may have run on other devices."""
     stages = [(run, "train") for run in config.runs]
     if "generator" not in config.model.sources:
         stages.append(("generator", "generator_warmup"))
@@ -193,6 +193,12 @@ def check_batches(config: Config, path: pathlib.Path) -> None:
         if done < stage.steps and stage.batch_size % parts:
             raise ConfigError(f"config.{section}.batch_size={stage.batch_size}: must be a multiple "
                               f"of {parts} (config.mesh's data x fsdp x optimizer.accumulate)")
+        alone = section == "retriever_warmup" and stage.batch_size == 1 and (
+            stage.pairs != "gold" or not stage.hard_negatives)
+        if alone and stage.steps and not done:
+            raise ConfigError("config.retriever_warmup.batch_size=1: the passages of a batch are "
+                              "each other's negatives, and one alone has none to be told from; set "
+                              "2 or more")
 
 
 def check_processes(config: Config, retrievers: Collection[str]) -> None:

@@ -22,7 +22,7 @@ import pathlib
 from typing import Any
 
 from rag_jax import config_files, files, hosts, locks, overrides, rules
-from rag_jax.config import Config, ConfigError, DataConfig, EvalConfig
+from rag_jax.config import Config, ConfigError, EvalConfig
 from rag_jax.data.inputs import RECORD, is_prepared
 from rag_jax.lines import is_utf8
 from rag_jax.overrides import value
@@ -88,11 +88,7 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
         began = is_prepared(workdir) or bool(stages_in(workdir))
         if overrides.lexical(config) and began:
             kept = {name: getattr(earlier.model, name) for name in ENCODER_SECTIONS}
-            data, usual = config.data, DataConfig().max_passage_length
-            if data.max_passage_length == usual:  # not set: an encoder's positions may have set it
-                data = dataclasses.replace(data, max_passage_length=earlier.data.max_passage_length)
-            config = dataclasses.replace(
-                config, data=data, model=dataclasses.replace(config.model, **kept))
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, **kept))
         config = overrides.replace(config, {
             name: value(earlier, name) for name in overrides.differences(earlier, config)
             if overrides.set_by_runs(config, name)})

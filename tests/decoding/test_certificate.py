@@ -387,3 +387,6 @@ def test_an_answer_is_searched_for_where_the_beam_has_found_none(kind, strategy)
         assert answers(found)[question] == best(question, kind, 7, allowed)
     assert dead and "no answer was found" in str(faults(start).popitem()[1])
     assert not faults(found)
+    none = find(kind, 7, strategy=strategy, prefix=(3,), bad_words=tuple(
+        (3, token) for token in range(5)))
+    assert "config.eval allows no answer" in str(faults(none).popitem()[1])

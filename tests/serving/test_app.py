@@ -93,6 +93,8 @@ def test_a_chat_is_answered_as_python_answers(asking, rag):
     assert models == ["rag_token", "rag_token-query", "rag_token-document"]
     assert asking.get(f"/v1/models/{models[1]}").json()["id"] == models[1]
     assert asking.get("/v1/models/gpt").status_code == 404
+    assert "expected one of" in asking.get("/v1/models/a%0Ab").text
+    assert asking.get("/v1/models/").json()["object"] == "list"
     done = asking.post("/v1/chat/completions", json=chat(ASK, logprobs=True, n=2)).json()
     answer, = rag.ask([ASK], num_return_sequences=2)
     assert [choice["message"]["content"] for choice in done["choices"]] == [

@@ -1,5 +1,6 @@
 """Who may open a workdir while another process writes into it."""
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -116,6 +117,24 @@ def test_all_processes_take_from_process_0_which_stages_are_done(tmp_path, monke
     with pytest.raises(ConfigError, match="config.train.batch_size=6: must be a multiple of 8"):
         run.check_batches(config, tmp_path)
     monkeypatch.setattr(hosts, "exchange", lambda value: [[10**9 for _ in value], value])
+    run.check_batches(config, tmp_path)
+
+
+@pytest.mark.parametrize("changes, refused", [
+    ({"pairs": "crops"}, True), ({"hard_negatives": 0}, True), ({}, False),
+    ({"pairs": "crops", "steps": 0}, False)])
+def test_a_warm_up_needs_a_passage_to_tell_from_the_right_one(
+        tmp_path, monkeypatch, changes, refused):
+    """A loss of 0 was trained on, with an accuracy of 100 %. What has begun goes on."""
+    config = overrides.replace(Config(), {
+        "retriever_warmup.batch_size": 1,
+        **{f"retriever_warmup.{name}": value for name, value in changes.items()}})
+    monkeypatch.setattr(run.parallel, "shards", lambda mesh, axis: 1)
+    with pytest.raises(ConfigError, match="batch_size=1: the passages of a batch") if (
+            refused) else contextlib.nullcontext():
+        run.check_batches(config, tmp_path)
+    run.check_batches(overrides.replace(config, {"runs": ("bm25",)}), tmp_path)
+    (tmp_path / "retriever" / "1").mkdir(parents=True)
     run.check_batches(config, tmp_path)
 
 

@@ -129,19 +129,6 @@ def test_encoders_come_with_the_first_run_that_has_them(tmp_path):
         workdir.start(replace(words, {"runs": ("bm25", "rag_sequence")}), tmp_path)
 
 
-def test_words_beside_an_encoder_of_few_positions_keep_its_length(tmp_path):
-    """Of such an encoder the length is shortened, which a command that reads none cannot know."""
-    dense = replace(Config(), {"runs": ("rag_token",), "data.max_passage_length": 64})
-    workdir.start(dense, tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / DONE).touch()
-    words = replace(Config(), {"runs": ("bm25",)})
-    workdir.start(words, tmp_path)
-    assert workdir.read(tmp_path) == replace(dense, {"runs": ("rag_token", "bm25")})
-    with pytest.raises(ConfigError, match="config.data.max_passage_length: 64 there, 32 now"):
-        workdir.start(replace(words, {"data.max_passage_length": 32}), tmp_path)
-
-
 def test_each_run_is_evaluated_as_its_own_last_command_says(tmp_path):
     """Of the paper's, RAG-Token reads 15 passages and RAG-Sequence 50, in one workdir."""
     for run, preset in (("rag_token", "paper-qa-token"), ("rag_sequence", "paper-qa-sequence")):
