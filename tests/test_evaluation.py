@@ -297,7 +297,7 @@ def test_metrics_are_printed_even_where_they_cannot_be_written(opened, monkeypat
 
 def test_a_folder_that_cannot_be_made_is_met_before_anything_is_answered(opened, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="no folder .*file"):
+    with pytest.raises(UserError, match="file is a file, not a folder; name another"):
         evaluate_command.main([f"--out={tmp_path / 'file' / 'out'}"])
     assert not opened
 
