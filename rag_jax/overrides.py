@@ -206,13 +206,16 @@ def lexical(config: Config) -> bool:
                for run in config.runs)
 
 
+def by_ranks(config: Config) -> bool:
+    """Whether a run retrieves by ranks, which have no gradient, given its configuration."""
+    return config.retrieval.retriever == "hybrid" and config.retrieval.fusion != "convex"
+
+
 def trains_query_encoder(config: Config) -> bool:
     """Whether the query encoder of a run learns, given the run's configuration: it has a rate, and
     what retrieves has a gradient, unlike words and ranks."""
-    retrieval = config.retrieval
-    ranks = retrieval.retriever == "hybrid" and retrieval.fusion != "convex"
-    return (config.train.query_encoder_rate is not None and not ranks
-            and retrieval.retriever != "bm25")
+    return (config.train.query_encoder_rate is not None and not by_ranks(config)
+            and config.retrieval.retriever != "bm25")
 
 
 def for_run(config: Config, run: str) -> Config:

@@ -10,7 +10,7 @@ from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.errors import near_matches
 from rag_jax.lines import is_utf8
 from rag_jax.metrics.answers import normalize_answer
-from rag_jax.overrides import accepts, for_run, lexical, replace, type_name, value
+from rag_jax.overrides import accepts, by_ranks, for_run, lexical, replace, type_name, value
 
 
 def validate(config: Config, resolved: bool = False, trains: bool = False) -> Config:
@@ -146,7 +146,7 @@ def _others_train(config: Config) -> bool:
 
 def _left_to_train(config: Config, run: str) -> Iterator[str]:
     """What is wrong with a run that trains nothing; it would fail only after all other stages."""
-    train, retrieval = config.train, config.retrieval
+    train = config.train
     if (_others_train(config) or train.document_encoder == "refresh"
             or train.bm25_weight_rate is not None):
         return
@@ -154,9 +154,9 @@ def _left_to_train(config: Config, run: str) -> Iterator[str]:
     if train.query_encoder_rate is None:
         yield (f"{named}, whose config.train.query_encoder_rate is none too; set "
                "config.train.generator_rate, or name a run that trains its retriever")
-    elif retrieval.retriever == "hybrid" and retrieval.fusion != "convex":
-        yield (f"{named}, for the ranks of config.retrieval.fusion={retrieval.fusion} have no "
-               "gradient; set config.train.generator_rate, or fusion=convex")
+    elif by_ranks(config):
+        yield (f"{named}, for the ranks of config.retrieval.fusion={config.retrieval.fusion} have "
+               "no gradient; set config.train.generator_rate, or fusion=convex")
 
 
 def _trained(config: Config, run: str) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _objective(config: Config, run: str) -> Iterator[str]:
     if train.query_encoder_rate is None and train.document_encoder == "frozen":
         yield (f"{named} has no encoder that trains (config.train.query_encoder_rate=none); set "
                "marginal")
-    elif config.retrieval.retriever == "hybrid" and config.retrieval.fusion != "convex":
+    elif by_ranks(config):
         yield (f"{named} has no encoder that trains: the ranks of config.retrieval.fusion="
                f"{config.retrieval.fusion} have no gradient; set fusion=convex, or "
                "retriever_objective=marginal")

@@ -132,7 +132,8 @@ def test_a_place_that_cannot_be_written_to_is_named_before_the_work(tmp_path, mo
     assert not any(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
     for path, parents, says in ((tmp_path / "b" / "a", False, "no folder .*b; make it"),
-                                (tmp_path / "file" / "a", True, "file is a file, not a folder; name another"),
+                                (tmp_path / "file" / "a", True,
+                                 "file is a file, not a folder; name another"),
                                 (tmp_path, False, "is a folder; name a file"),
                                 (pathlib.Path(os.devnull), False, "no regular file")):
         with pytest.raises(files.FolderError, match=says):

@@ -71,12 +71,10 @@ def faults(decoded: Decoded) -> dict[int, DecodingError]:
     ranked, errors = decoded.ranked, {}
     nothing = ~ranked.valid.any(axis=1) & (decoded.prior > 0).any(axis=1)
     for row in np.flatnonzero(nothing):
-        if decoded.expanded is not None and decoded.bound[row] == -np.inf:  # all were searched
-            errors[int(row)] = DecodingError(
-                "config.eval allows no answer: bad_words, min_length and no_repeat_ngram_size "
-                "forbid all that could follow its forced tokens")
-            continue
+        complete = decoded.expanded is not None and decoded.bound[row] == -np.inf
         errors[int(row)] = DecodingError(
+            "config.eval allows no answer: bad_words, min_length and no_repeat_ngram_size forbid "
+            "all that could follow its forced tokens" if complete else
             "no answer was found: config.eval's bad_words, min_length and no_repeat_ngram_size "
             "forbid every token that could follow what the search kept; set fewer rules, more "
             "num_beams, or exact_nodes")
