@@ -26,7 +26,7 @@ from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
 from rag_jax.models.likelihood import log_likelihood
 from rag_jax.retrieval.hybrid import hybrid_queries
-from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.searching import jit_embed, search
 from rag_jax.types import Answer, Array, Batch, Evidence, Params
 
@@ -238,6 +238,7 @@ class Answerer:
                              self.model.null_document != "none", read=read)
         everyone, size = np.arange(len(questions)), self.batch_size
         own = parallel.own_rows(size, self.mesh)
+        passages = None if retrieved is None else self.index.passages
         # np.lexsort sorts by the last key first.
         keys = [batcher.lengths(everyone, retrieved, self.index).max(axis=1)]
         if answers:
@@ -250,6 +251,10 @@ class Answerer:
                 weight = (np.arange(len(rows)) < len(alike)).astype(np.float32)
                 picked = None if retrieved is None else retrieved[rows]
                 for first in range(0, len(rows), size):
+                    if passages is not None and self.index.passages is not passages:
+                        raise RetrievalError(
+                            f"{self.index.path}: was changed on the devices after these questions "
+                            "had found their passages, and before all were read: ask them again")
                     batch = batcher.batch(rows, picked, self.index, weight=weight, own=first + own)
                     if not answers:
                         batch = batch._replace(target_ids=None, target_mask=None)

@@ -1,7 +1,8 @@
 """The paper's marginal likelihoods (arXiv 2005.11401, section 2.1), and the objectives for the
 retriever that came after (at the end).
 
-Shapes: B questions, K passages each, T target tokens. All results are float32, in nats. Where log
+Shapes: B questions, K passages each, T target tokens. Results are in nats, and float32 where the
+arguments are; `log_prior` and `target_log_probs` give float32 for arguments of any dtype. Where log
 p(z | x), log p(y_t | x, z, y_<t) and a mask come together, arrays that do not fit each other are a
 ValueError, as JAX would repeat an axis of size 1 without a word.
 A masked passage (padding, or a short result list) has log prior `MASKED`, hence probability 0
@@ -29,10 +30,13 @@ def log_prior(doc_scores: jax.Array, doc_mask: jax.Array) -> jax.Array:
       doc_mask: bool[B, K], True for passages that were really retrieved.
 
     Returns:
-      float32[B, K]; MASKED where doc_mask is False. A row without any passage is all MASKED.
+      float32[B, K]; MASKED where doc_mask is False or the score is -inf. A row without any passage
+      is all MASKED.
     """
     _check_shape("doc_mask", doc_mask, "doc_scores", doc_scores.shape)
-    scores_BK = jnp.where(doc_mask, doc_scores.astype(jnp.float32), MASKED)
+    scores_BK = doc_scores.astype(jnp.float32)
+    doc_mask = doc_mask & ~(scores_BK <= MASKED)  # NaN stays NaN
+    scores_BK = jnp.where(doc_mask, scores_BK, MASKED)
     return jnp.where(doc_mask, jax.nn.log_softmax(scores_BK, axis=-1), MASKED)
 
 
@@ -135,10 +139,18 @@ def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: ja
       doc_ids: int32[B, K], the passages' rows of the index: one that was retrieved for several
         questions counts once.
       null_scores_B: float32[B], the score of the null document, which is every question's own.
+
+    Raises:
+      ValueError: arrays do not fit each other.
     """
+    batch, count = doc_scores_BK.shape
+    _check_shape("batch_scores", batch_scores_BP, "doc_scores [B, K]", (batch, batch * count))
+    _check_shape("doc_mask", doc_mask, "doc_scores [B, K]", (batch, count))
+    _check_shape("doc_ids", doc_ids, "doc_scores [B, K]", (batch, count))
     ids_P, mask_P = doc_ids.reshape(-1), doc_mask.reshape(-1)
     times_P = ((ids_P[:, None] == ids_P[None]) & mask_P[None]).sum(axis=-1)
-    once_BP = batch_scores_BP - jnp.log(jnp.maximum(times_P, 1))[None]
+    log_times_P = jnp.log(jnp.maximum(times_P, 1).astype(batch_scores_BP.dtype))
+    once_BP = batch_scores_BP - log_times_P[None]
     all_BP = jnp.where(mask_P[None], once_BP, MASKED)
     own_BK = jnp.where(doc_mask, doc_scores_BK, MASKED)
     if null_scores_B is not None:
@@ -173,7 +185,7 @@ def mixture(log_weights: jax.Array, doc_log_p: jax.Array) -> jax.Array:
 
     Args:
       log_weights: float32[B, M, K], log w(z).
-      doc_log_p: float32[B, K, M, V], log p(. | z).
+      doc_log_p: float32[B, K, M, V], log p(. | z); of one document at least not -inf.
     """
     joint_BMV = [log_weights[:, :, z, None] + doc_log_p[:, z] for z in range(doc_log_p.shape[1])]
     if len(joint_BMV) == 1:
@@ -203,7 +215,7 @@ def token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array) -> jax.Array:
 def mean_token_posterior(log_prior_BK: jax.Array, log_p_BKT: jax.Array, target_mask: jax.Array
                          ) -> jax.Array:
     """The token posteriors averaged over the target's tokens, float32[B, K]; rows sum to
-    1, or to 0 without any passage."""
+    1, or to 0 without any passage or token."""
     ones_BT = target_mask.astype(log_p_BKT.dtype)
     weights_BT = ones_BT / jnp.maximum(ones_BT.sum(axis=-1, keepdims=True), 1)
     posterior_BKT = token_posterior(log_prior_BK, _real(log_p_BKT, target_mask))
@@ -263,7 +275,7 @@ def learn_from(evidence_BK: jax.Array, objective: str, log_prior_BK: jax.Array
     if objective not in LEARNT_FROM:
         raise ValueError(f"objective={objective!r}: one of {', '.join(LEARNT_FROM)}")
     _check_shape("evidence", evidence_BK, "log_prior", log_prior_BK.shape)
-    there = log_prior_BK > MASKED
+    there = ~(log_prior_BK <= MASKED)  # NaN stays NaN
     evidence_BK = jax.lax.stop_gradient(jnp.where(there, evidence_BK, MASKED))
     if objective == "emdr2":
         joint_BK = log_prior_BK + evidence_BK
@@ -271,4 +283,5 @@ def learn_from(evidence_BK: jax.Array, objective: str, log_prior_BK: jax.Array
         return jax.nn.logsumexp(joint_BK, axis=-1), jax.lax.stop_gradient(target_BK)
     target_BK = jnp.where(there, jax.nn.softmax(evidence_BK, axis=-1), 0.0)
     log_target_BK = jnp.log(jnp.maximum(target_BK, 1e-30))  # 0 log 0 is 0
-    return (target_BK * (log_prior_BK - log_target_BK)).sum(axis=-1), target_BK
+    log_ratio_BK = jnp.where(there, log_prior_BK, 0.0) - log_target_BK
+    return (target_BK * log_ratio_BK).sum(axis=-1), target_BK

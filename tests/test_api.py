@@ -322,6 +322,28 @@ def test_embeddings_and_words_are_joined_in_one_prior(uninterrupted, tmp_path):
     assert found[0].id not in {p.id for p in plain.retrieve(QUESTIONS[0], plain.index.size)[0]}
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_questions_do_not_read_passages_that_they_did_not_find(uninterrupted, tmp_path, where):
+    """On the devices an edit numbers passages anew: those who had been found before it read others,
+    without a word. On the host they read the version that they began with."""
+    index = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "index")
+    rag = rag_jax.load(uninterrupted, index=index, config={
+        "retrieval.where": where, "eval.batch_size": 1})
+    questions = QUESTIONS * 16  # four batches for the devices
+    expected = [[passage.id for passage in answer.passages] for answer in rag.ask(questions)]
+    answers = rag.ask_each(questions)
+    found = [next(answers)]
+    gone = [passage.id for passage in rag.index.passages][:5]
+    rag.delete(gone, compact=True)
+    if where == "device":
+        with pytest.raises(RetrievalError, match="was changed on the devices after these"):
+            list(answers)
+    else:
+        found += answers
+        assert [[passage.id for passage in answer.passages] for answer in found] == expected
+    assert not {each.id for answer in rag.ask(questions) for each in answer.passages} & set(gone)
+
+
 def test_a_run_without_passages_has_nothing_to_edit(path):
     """An index that a closed-book run was given was ignored, even one that is not there."""
     with pytest.raises(ConfigError, match="reads no passages"):

@@ -108,6 +108,12 @@ def test_an_array_without_its_axis_is_refused(of):
         marginal.learn_from(prior[:, :1], "emdr2", prior)
     with pytest.raises(ValueError, match=r"doc_mask has shape \(1, 4\): must be \(2, 4\)"):
         marginal.log_prior(prior, jnp.ones((1, 4), bool))
+    whole = {"batch_scores": jnp.zeros((2, 8)), "doc_mask": jnp.ones((2, 4), bool),
+             "doc_ids": jnp.zeros((2, 4), int)}
+    marginal.log_share(prior, *whole.values())
+    for name, array in whole.items():
+        with pytest.raises(ValueError, match=rf"{name} has shape \(2, 1\): must be \(2, [48]\)"):
+            marginal.log_share(prior, *{**whole, name: array[:, :1]}.values())
 
 
 def random_inputs(seed=1, rows=4, docs=5, length=3):
@@ -388,6 +394,23 @@ def test_an_objective_stays_finite_without_any_passage(objective):
     value, grad = run(prior)
     assert np.isfinite(value) and np.isfinite(grad).all()
     assert not np.asarray(marginal.learn_from(prior, objective, prior)[1])[1].any()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_passage_of_score_minus_infinity_is_none(objective):
+    """The objectives and the share of a batch's passages were NaN."""
+    scores = jnp.asarray([[1.0, -jnp.inf, 2.0], [-jnp.inf] * 3])
+    mask = jnp.asarray([[True, False, True], [False] * 3])
+    prior, masked = marginal.log_prior(scores, mask | True), marginal.log_prior(scores, mask)
+    np.testing.assert_array_equal(prior, masked)
+    evidence = -jnp.arange(6.0).reshape(2, 3)
+    expected, target = marginal.learn_from(evidence, objective, masked)
+    given = jnp.where(mask, masked, -jnp.inf).at[1].set(masked[1])  # log of a prior of 0
+    found, weights = marginal.learn_from(evidence, objective, given)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(weights, target)
+    assert jnp.isnan(marginal.log_prior(scores.at[0, 0].set(jnp.nan), mask))[0].any()
+    assert jnp.isnan(marginal.learn_from(evidence, objective, given.at[0, 0].set(jnp.nan))[0][0])
 
 
 def test_emdr2_has_the_gradient_of_the_sequence_marginal_and_of_its_own_posterior():

@@ -39,13 +39,16 @@ _SPACE = re.compile(r"\s+")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([A-Za-z0-9_:.-]{1,40})""", re.I)
 _DECLARED = re.compile(rb"""<\?xml[^>]{0,200}?encoding\s*=\s*["']([A-Za-z0-9_:.-]{1,40})["']""")
 _COMMENT = re.compile(rb"<!--.*?-->", re.S)
-# In XML: a comment, an instruction, a CDATA section, a tag. One that is not closed extends to the
-# end of the page, so that its end is not searched for twice.
+# In XML: a comment, an instruction, a CDATA section, a type with declarations, a tag. One that is
+# not closed extends to the end of the page, so that its end is not searched for twice.
 _MARKUP = re.compile(r"""<(?:!--.*?(?:-->|\Z)|\?.*?(?:\?>|\Z)|!\[CDATA\[(?P<text>.*?)(?:\]\]>|\Z)
+                     |!DOCTYPE[^\[<>]*\[(?P<declared>.*?)(?:\]\s*>|\Z)
                      |(?P<name>[A-Za-z][^\s/>]*)(?:[^"'>]++|"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z))*+(?:>|\Z))""",
                      re.S | re.X)
 _LEVEL = re.compile("h([1-6])")
 _NOTE = re.compile("[0-9]{1,3}")  # the mark of a footnote
+# Links of headings to themselves, which are shown under the mouse.
+_PERMALINKS = {"#", "\u00b6", "\u00a7", "\u200b", "\U0001f517"}
 _UNSEEN = re.compile(r"(?<![\w-])(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.I)
 
 
@@ -98,7 +101,7 @@ def _as_html(markup: re.Match[str]) -> str:
         return html.escape(markup["text"])
     if markup["name"] and markup[0].endswith("/>") and markup["name"].lower() not in EMPTY:
         return f"{markup[0][:-2]}></{markup['name']}>"
-    return "" if markup[0].startswith("<?") else markup[0]
+    return "" if markup[0].startswith("<?") or markup["declared"] is not None else markup[0]
 
 
 def _write(body: Any, writer: Writer, headed: bool = True) -> None:
@@ -177,16 +180,37 @@ def _around(node: Any, last: str) -> tuple[str, str]:
     text = "".join(one.text(deep=False) for one in inside if one.tag == "-text")
     if any(ahead):
         return "", ""
-    if any(one.tag == "a" for one in inside) and _NOTE.fullmatch(text):
+    linked = any(one.tag == "a" for one in inside) or _links_within_pages(node.parent) and (
+        node.prev is None and node.next is None)
+    if linked and _NOTE.fullmatch(text):
         return "[", "]"
     return "^" if BASE.match(last) and RAISED.fullmatch(text) else "", ""
 
 
+def _links_within_pages(node: Any) -> bool:
+    """Whether an element is a link to a place in a page, this one or another."""
+    return node.tag == "a" and "#" in (node.attributes.get("href") or "")
+
+
 def _is_hidden(node: Any) -> bool:
-    """Whether the page says, without its style sheets, that an element is not shown."""
+    """Whether the page says, without its style sheets, that an element is not shown; of equations
+    and permalinks, as the sheets of MediaWiki, KaTeX and writers of documentation say it."""
     if node.tag.startswith("-"):
         return False
     attributes = node.attributes
+    classes = (attributes.get("class") or "").split()
+    if "mwe-math-mathml-a11y" in classes:  # a picture of the equation is shown beside it
+        return False
     return (node.tag in HIDDEN or node.tag == "dialog" and "open" not in attributes
+            or "katex-html" in classes  # the equation again, in pieces
+            or _is_permalink(node, classes)
             or attributes.get("hidden", "until-found") != "until-found"
             or bool(_UNSEEN.search(attributes.get("style") or "")))
+
+
+def _is_permalink(node: Any, classes: list[str]) -> bool:
+    inside = node.first_child
+    return (_links_within_pages(node) and inside is not None and inside.next is None
+            and inside.tag == "-text" and inside.text(deep=False).strip() in _PERMALINKS
+            and ("headerlink" in classes or node.parent.tag == "dt"
+                 or bool(_LEVEL.fullmatch(node.parent.tag))))

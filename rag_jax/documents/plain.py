@@ -138,6 +138,9 @@ def read_csv(content: bytes) -> Document:
     between = separator[1] if separator else _separator(text, _first_line(_QUOTED.sub("", begin)))
     if _is_open(text, between):
         remarks = (*remarks, "a quote is never closed: all that follows it is one field")
+    elif line := _joined(text, between):
+        remarks = (*remarks, "a quote of an earlier line is closed within a field, in line "
+                             f"{line}: all between them is one field")
     return _headed_table(text, between, remarks)
 
 
@@ -152,6 +155,10 @@ def read_tsv(content: bytes) -> Document:
     if _is_open(text, "\t"):
         quoting = csv.QUOTE_NONE
         remarks = (*remarks, "a quote is never closed: quotes are read as they are")
+    elif line := _joined(text, "\t"):
+        quoting = csv.QUOTE_NONE
+        remarks = (*remarks, "a quote of an earlier line is closed within a field, in line "
+                             f"{line}: quotes are read as they are")
     return _headed_table(text, "\t", remarks, quoting)
 
 
@@ -189,11 +196,13 @@ def _headed_table(text: str, between: str, remarks: tuple[str, ...],
 
 
 @contextlib.contextmanager
-def _reader(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL) -> Iterator[Any]:
+def _reader(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL, strict: bool = False
+            ) -> Iterator[Any]:
     """csv's reader of a table, whose fields may be as long as the table; csv's limit is global."""
     limit = csv.field_size_limit(len(text) + 1)
     try:
-        yield csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting)
+        yield csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting,
+                         skipinitialspace=True, strict=strict)
     finally:
         csv.field_size_limit(limit)
 
@@ -203,6 +212,20 @@ def _is_open(text: str, between: str) -> bool:
     with contextlib.suppress(csv.Error), _reader(f"{text}\n\n", between) as rows:
         return collections.deque(rows, 1).pop() != []
     return False
+
+
+def _joined(text: str, between: str) -> int:
+    """The first line in which a quote of an earlier line is closed, and the field goes on: they may
+    be no quotes of a table, but of texts in two of its rows. 0 = there is none."""
+    with _reader(text, between, strict=True) as rows:
+        while True:
+            before = rows.line_num
+            try:
+                if next(rows, None) is None:
+                    return 0
+            except csv.Error:
+                if rows.line_num > before + 1:
+                    return rows.line_num
 
 
 def _rows(text: str, between: str, quoting: int, longer: list[int], shorter: list[int]

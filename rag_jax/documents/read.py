@@ -19,7 +19,7 @@ READERS: dict[str, Callable[[bytes], Document]] = {
     ".pdf": read_pdf, ".docx": read_docx, ".csv": read_csv, ".tsv": read_tsv, ".jsonl": read_jsonl}
 UNKNOWN_KIND = f"files of this kind are not read; those of {', '.join(READERS)} are"
 LIBRARIES = ("pypdfium2", "selectolax", "markdown-it-py", "chardetng_py")
-_FORMAT = 8  # raised when the text or passages of a file change
+_FORMAT = 9  # raised when the text or passages of a file change
 
 
 def reader_of(name: str) -> Callable[[bytes], Document] | None:

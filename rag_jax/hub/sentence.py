@@ -12,6 +12,7 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from rag_jax import files
 from rag_jax.config import BertConfig
 from rag_jax.data.text import Tokenizer
 from rag_jax.data.tokenizer_file import VOCABULARIES
@@ -116,7 +117,8 @@ def _modules(file: pathlib.Path) -> dict[str, str]:
                        "Pooling and, where there are any, Dense and Normalize, in this order")
     plain = {kind: path for kind, path in paths.items() if kind in ("Pooling", "Dense")}
     if paths["Transformer"] or any(
-            path in ("", "..") or pathlib.PurePath(path).name != path for path in plain.values()):
+            path in ("", "..") or pathlib.PurePath(path).name != path
+            or not files.can_exist(file.with_name(path)) for path in plain.values()):
         raise HubError(f"{file}: paths {', '.join(map(repr, paths.values()))}: the transformer's "
                        "has to be the folder itself, the others' plain names in it")
     return paths

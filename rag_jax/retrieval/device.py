@@ -46,9 +46,9 @@ class TokenSpec(NamedTuple):
 class DeviceIndex(Index):
     """The passages of an index directory on all devices of a mesh. Used as a PassageIndex is.
 
-    `update` applies later edits of the directory: row numbers stay, added rows follow, deleted ones
-    leave holes. `swap` replaces all rows. Neither changes a shape, so that no program that searches
-    is compiled again.
+    `update` applies later edits of the directory: built rows keep their numbers, and deleted ones
+    leave holes; added rows follow, and are numbered anew by every edit. `swap` replaces all rows.
+    Neither changes a shape, so that no program that searches is compiled again.
 
     Args:
         index: the index to load.

@@ -15,11 +15,11 @@ HOW = ("n", "temperature", "max_tokens", "max_completion_tokens", "stop", "seed"
 CHAT = (*HOW, "model", "messages", "stream", "stream_options", "logprobs", "top_logprobs",
         # These change no answer.
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-        "parallel_tool_calls", "reasoning_effort", "verbosity")
+        "prompt_cache_retention", "parallel_tool_calls", "reasoning_effort", "verbosity")
 NEUTRAL = {"top_p": (1,), "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},),
            "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
            "response_format": ({"type": "text"},), "modalities": (["text"],), "top_logprobs": (0,)}
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 INT64 = 2**63
 
 

@@ -335,11 +335,16 @@ def init_state(model: rag.RagModel, towers: tuple[str, ...], optimizer: Optimize
     def is_params(node: Any) -> bool:
         return jax.tree.structure(node) == structure and isinstance(node, dict)
 
-    opt_shardings = jax.tree.map(
-        lambda node: _shardings(trained) if is_params(node) else parallel.replicated(mesh),
-        opt_state,
-        is_leaf=is_params,
-    )
+    whole = parallel.replicated(mesh)
+
+    def split_alike(state: Any) -> Any:
+        """As the parameters, but for what has another shape, as Adafactor's sums of rows."""
+        return jax.tree.map(
+            lambda own, param: param.sharding if own.shape == param.shape else whole,
+            state, trained)
+
+    opt_shardings = jax.tree.map(lambda node: split_alike(node) if is_params(node) else whole,
+                                 opt_state, is_leaf=is_params)
     abstract = TrainState(params, _sharded(opt_state, opt_shardings))
 
     def make() -> TrainState:

@@ -153,11 +153,21 @@ def test_an_empty_element_of_xhtml_ends_where_it_begins(name, first, head, insid
     assert found.sections == ((found.text.index("Pump"), ("Pump",)),)
 
 
-@pytest.mark.parametrize("open_one", ["<!--", "<?", "<![CDATA[", "<a ", "<a '", '<a "', "<a b='>'"])
+@pytest.mark.parametrize("open_one", [
+    "<!--", "<?", "<![CDATA[", "<a ", "<a '", '<a "', "<a b='>'", "<!DOCTYPE", "<!DOCTYPE x [",
+    "<!DOCTYPE x [<!-- ]"])
 def test_markup_of_xhtml_that_nothing_ends_takes_no_time(open_one):
     """What follows would be read again from each of them."""
     found = of("a.xhtml", "<html><body><p>one</p>" + open_one * 50_000)
     assert found.text.split()[0] == "one"
+
+
+def test_declarations_in_the_type_of_xhtml_are_no_text():
+    """All of it was the text of the page, which lost its title."""
+    kind = '<!DOCTYPE html [ <!ENTITY c "Lima"> <!ELEMENT p ANY> ] >'
+    found = of("a.xhtml", kind + XHTML.format("", "<p>a [b] &gt; c</p>"))
+    assert found.title == "Pump" and found.text.split()[-4:] == "a [b] > c".split()
+    assert "ENTITY" not in found.text and "]" not in found.text.split("a [b]")[0]
 
 
 def test_styles_that_hide_nothing_leave_the_text():
@@ -213,6 +223,30 @@ def test_the_equations_of_a_page_are_read():
     found = of("a.html", "<math><mtable><mtr><mtd>1</mtd><mtd>2</mtd></mtr></mtable></math>")
     assert found.text.split() == ["1", "2"]
     assert of("a.html", "<p>x<math><mfrac>1<b>2").text.strip() == "x2"
+
+
+EQUATION = "<math><msup><mi>c</mi><mn>2</mn></msup></math>"
+
+
+@pytest.mark.parametrize("page", [
+    f'<span class="x mwe-math-mathml-a11y" style="display: none">{EQUATION}</span><img src="x">',
+    f'<span class="katex-mathml">{EQUATION}</span><span class="katex-html">c2</span>'])
+def test_an_equation_is_read_once_where_style_sheets_show_it(page):
+    """MediaWiki hides it and shows a picture; KaTeX hides it and shows its pieces."""
+    assert of("a.html", f"<p>E=m{page} is").text.strip() == "E=mc^2 is"
+
+
+@pytest.mark.parametrize("link", [
+    '<a class="headerlink" href="#x">\u00b6</a>', '<a href="#x">#</a>', '<a href="#x"> \u200b</a>',
+    '<a href="#x">\u00a7</a>', '<a href="a.html#x">\U0001f517</a>'])
+def test_the_link_of_a_heading_to_itself_is_no_part_of_it(link):
+    """Every citation, title and search had it."""
+    page = of("a.html", f"<h1>Setup{link}</h1><h2>{link}In C#</h2><dl><dt>f(x){link}</dt></dl>"
+                        '<p><span>A figure</span><a class="headerlink" href="#f">\u00b6</a></p>'
+                        '<p>See <a href="#p">\u00a7</a> 5, <a href="#q">C#</a></p>'
+                        '<h2><a href="#r">#<b>1</b></a></h2>')
+    assert [path[-1] for _, path in page.sections] == ["Setup", "In C#", "#1"]
+    assert page.text.split() == "Setup In C# f(x) A figure See \u00a7 5, C# #1".split()
 
 
 def test_headings_and_titles_are_what_is_shown_of_them():
@@ -281,6 +315,25 @@ def test_a_quote_that_is_never_closed_is_told_after_one_that_is_lax(name, betwee
     assert len(found.remarks) == 1 and "never closed" in found.remarks[0]
     sound = [line for line in lines if "never" not in line] + ['4,"the last line is ""quoted"""']
     assert not of(name, end.join(sound).replace(",", between).encode()).remarks
+
+
+def test_rows_that_two_lax_quotes_enclose_are_not_joined_without_a_word():
+    """Two quotes of texts in different rows made one row of all rows between them."""
+    lines = 'id,text|1,"said" he|2,"quoted start|3,fine|4,x"y|5,"whole"|'.replace("|", "\n")
+    found = of("a.tsv", lines.replace(",", "\t"))
+    assert [path for _, path in found.sections] == [(f"row {row}",) for row in range(2, 7)]
+    assert 'id: 2; text: "quoted start\n\nid: 3; text: fine\n' in found.text
+    assert found.remarks == ("a quote of an earlier line is closed within a field, in line 5: "
+                             "quotes are read as they are",)
+    found = of("a.csv", lines)
+    assert "id: 2; text: quoted start\n3,fine\n4,xy\n\nid: 5; text: whole" in found.text
+    assert found.remarks == ("a quote of an earlier line is closed within a field, in line 5: all "
+                             "between them is one field",)
+
+
+def test_spaces_before_a_quote_are_no_part_of_a_field():
+    found = of("a.csv", 'id, text\n1, "a, b"\n2,  "two\nlines"\n')
+    assert found.text == "id: 1; text: a, b\n\nid: 2; text: two\nlines\n\n" and not found.remarks
 
 
 def test_a_table_may_say_its_separator_and_begin_with_empty_lines():
@@ -505,9 +558,10 @@ def test_raised_numbers_are_no_digits_of_the_number_before_them(text, shown):
 
 def test_a_link_to_a_footnote_of_a_page_is_no_power():
     page = ('<h2>In 1998<sup id="r"><a href="#f">3</a></sup></h2>of H<sub>2</sub>O'
-            '<sup hidden>2</sup> x<sup></sup>y')
+            '<sup hidden>2</sup> x<sup></sup>y, 500<a href="#fn4"><sup>4</sup></a> '
+            'k<a href="/k"><sup>5</sup></a> <a href="#s">m<sup>6</sup></a>')
     found = of("a.html", page)
-    assert found.text.split() == "In 1998[3] of H2O xy".split()
+    assert found.text.split() == "In 1998[3] of H2O xy, 500[4] k^5 m^6".split()
     assert found.sections[0][1] == ("In 1998[3]",)
     for count, shown in ((7, "10^6"), (8, "106")):  # nodes beside the number
         assert of("a.html", f"<p>10<sup>6{'<b></b>' * count}</sup>").text.strip() == shown

@@ -97,6 +97,7 @@ def test_special_tokens_that_nobody_names_are_t5s(folder):
     ({"dense_act_fn": "relu"}, "dense_act_fn = 'relu', and feed_forward_proj = 'gated-gelu' says"),
     ({"is_gated_act": False}, "is_gated_act = False, and feed_forward_proj"),
     ({"is_decoder": True}, "is_decoder = True is another architecture"),
+    ({"is_causal": False}, "is_causal = False is another architecture"),
     ({"d_kv": None}, "lacks d_kv"),
     ({"num_layers": 2, "num_decoder_layers": 1}, "8 missing tensors|9 missing tensors"),
     ({"relative_attention_num_buckets": 9}, r"is \(8, 2\), the config asks for \(9, 2\)"),

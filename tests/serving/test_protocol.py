@@ -17,15 +17,19 @@ class Transport(asyncio.Transport):
 
     def __init__(self):
         super().__init__()
-        self.written, self.closed = b"", False
+        self.written, self.closed, self.reading, self.unread = b"", False, True, []
 
     def write(self, data):
         self.written += data
 
     def pause_reading(self):
-        pass
+        self.reading = False
 
-    resume_reading = pause_reading
+    def resume_reading(self):
+        self.reading = True
+
+    def get_write_buffer_size(self):
+        return self.unread.pop(0) if self.unread[1:] else self.unread[0]
 
     def is_closing(self):
         return self.closed
@@ -33,10 +37,12 @@ class Transport(asyncio.Transport):
     def close(self):
         self.closed = True
 
+    abort = close
+
 
 def connected(parts):
-    """A connection that these parts come by: its transport, the tasks that answer, and the bodies
-    that have been read."""
+    """A connection that these parts come by: the connection, its transport, the tasks that answer,
+    and the bodies that have been read."""
     bodies, state, transport = [], ServerState(), Transport()
 
     async def app(scope, receive, send):
@@ -44,6 +50,7 @@ def connected(parts):
         while more:
             part = await receive()
             body, more = body + part.get("body", b""), part.get("more_body", False)
+        await asyncio.sleep(0)  # of an answer that takes time
         bodies.append(body)
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -54,13 +61,13 @@ def connected(parts):
         connection.data_received(part)
     if transport.closed:
         connection.connection_lost(None)
-    return transport, state.tasks, bodies
+    return connection, transport, state.tasks, bodies
 
 
 def sent(*parts):
     """The bodies that an application reads, and what is written to the client."""
     async def run():
-        transport, tasks, bodies = connected(parts)
+        _, transport, tasks, bodies = connected(parts)
         while tasks:
             await asyncio.sleep(0)
         return bodies, transport.written
@@ -123,7 +130,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(parts, closed, monkeypatch
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0)
 
     async def run():
-        transport, tasks, bodies = connected(parts)
+        _, transport, tasks, bodies = connected(parts)
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(tasks) == (not closed)
@@ -132,3 +139,47 @@ def test_a_connection_that_asks_for_nothing_is_closed(parts, closed, monkeypatch
         return transport.closed
 
     assert asyncio.run(run()) == closed
+
+
+def test_of_what_is_sent_ahead_little_is_read_and_all_is_answered():
+    """A client that read no answer made the server's memory grow by a gigabyte in 20 seconds: every
+    request that began let 256 KiB of others in."""
+    many, most = 20_000, protocol.MOST_AHEAD + protocol.PART // len(BEGIN)
+
+    async def run():
+        connection, transport, tasks, bodies = connected([])
+        ahead, received = (BEGIN + b"\r\n") * many, 0
+        while len(bodies) < many:
+            if transport.reading and ahead:
+                part, ahead = ahead[:2**18], ahead[2**18:]
+                connection.data_received(part)
+                received += len(part)
+            await asyncio.sleep(0)
+            assert len(connection.pipeline) <= most
+            unanswered = received - len(bodies) * len(BEGIN + b"\r\n")
+            assert unanswered < 2**19, "more was read than one part beside what waits"
+        return transport.written.count(b"HTTP/1.1 204 ")
+
+    assert asyncio.run(run()) == many
+
+
+@pytest.mark.parametrize("unread, resumed, closed", [
+    ([9, 9], False, True), ([9, 8, 7, 7], False, True), ([9, 8, 7, 6], True, False)],
+    ids=["nothing", "no more", "slowly, and all"])
+def test_a_connection_whose_client_does_not_read_is_closed(unread, resumed, closed, monkeypatch):
+    """As many as the server has were held for ever; a slow client gets all of its answer."""
+    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0)
+
+    async def run(resumed=resumed):
+        connection, transport, _, _ = connected([BEGIN])
+        transport.unread = unread
+        connection.pause_writing()
+        for _ in range(20):
+            if resumed and len(transport.unread) == 1:
+                connection.resume_writing()
+                resumed = False
+            await asyncio.sleep(0)
+        assert transport.closed == closed
+        connection.connection_lost(None)
+
+    asyncio.run(run())

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import naive
 import numpy as np
+import optax
 import pytest
 import tiny
 
@@ -274,6 +275,21 @@ def training():
     compiled = run.lower(abstract, batch, np.int32(0)).compile(
         compiler_options={"xla_backend_optimization_level": 0})
     return make, lambda state, number: compiled(state, batch, np.int32(number))
+
+
+def test_states_of_another_shape_than_their_parameters_lie_whole_on_each_device():
+    """Adafactor's, which are sums over rows and columns, could not be split as what they sum."""
+    mesh, transformation = parallel.make_mesh(MeshConfig(2, 2, 2)), optax.adafactor(0.1)
+    optimizer = tiny.descent(("generator",))._replace(
+        init=transformation.init, update=transformation.update)
+    _, abstract, shardings = step.init_state(MODEL, rag.TOWERS, optimizer, 0, mesh)
+    states, params = abstract.opt_state[0], jax.tree.leaves(abstract.params["generator"])
+    for own, whole in zip(jax.tree.leaves(states.v), params, strict=True):
+        assert own.shape == whole.shape and own.sharding == whole.sharding
+    assert not all(own.sharding.is_fully_replicated for own in jax.tree.leaves(states.v))
+    for own, whole in zip(jax.tree.leaves(states.v_row), params, strict=True):
+        assert own.shape != whole.shape and own.sharding.is_fully_replicated
+    assert shardings.opt_state[0].count.is_fully_replicated
 
 
 def test_parameters_are_drawn_one_after_the_other(training):
