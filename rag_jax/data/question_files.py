@@ -1,6 +1,7 @@
 """`Example`, the checks that every example must pass, and its readers from JSONL and TSV."""
 
 import ast
+import csv
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from rag_jax.lines import is_utf8, numbered_lines
 # Strings with commas between them: Python would join 'a' 'b', as numpy prints lists, to one.
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _ANSWERS = re.compile(r"answers?[\W_]*\d*[\W_]*")  # columns of a table, as headers name them
+_ASKED = ("question", "questions")
+_OR_HEADER = "unless its header names the columns, question,answer"
 _LIST = re.compile(rf"\[\s*(?:{_STRING}(?:\s*,\s*{_STRING})*)?\s*,?\s*\]")
 
 
@@ -159,7 +162,8 @@ def read_asked(path: str) -> list[tuple[str, str]]:
     """(id, question) of every question of a file, whether or not it has answers.
 
     .jsonl: the fields "question" and "id"; .tsv and .csv: the first field of each line, with tabs
-    between; other files: a question a line. Without an id, the line number, as in `load_examples`.
+    between, or the columns "question" and "id" of a .csv with a header; other files: a question a
+    line. Without an id, the line number, as in `load_examples`.
 
     Raises:
         FileNotFoundError: no such file.
@@ -173,7 +177,7 @@ def read_asked(path: str) -> list[tuple[str, str]]:
         raise DataError(f"{path}: expected an object a line, in a file named .jsonl; or .tsv, or a "
                         "question a line")
     elif suffix in (".tsv", ".csv"):
-        rows = [(where, str(number), question) for where, number, (question, *_) in _table(path)]
+        rows = [(where, name, question) for where, name, (question, *_) in _table(path)]
     else:
         rows = [(where, str(number), line.strip()) for where, number, line in numbered_lines(path)]
     if not rows:
@@ -228,17 +232,16 @@ def _ids(record: Record, key: str) -> tuple[str, ...]:
 
 def read_tsv(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a TSV file as `load_examples` describes."""
-    for where, number, (question, *fields) in _table(path, answered=True):
+    for where, name, (question, *fields) in _table(path, answered=True):
         if not fields:
-            raise DataError(
-                f"{where}: no tab: expected question<TAB>answers (tab separated, also in a .csv)"
-            )
+            raise DataError(f"{where}: no tab: expected question<TAB>answers (tab separated, also "
+                            f"in a .csv, {_OR_HEADER})")
         while len(fields) > 1 and not fields[-1]:  # a spreadsheet makes all rows as long
             fields.pop()
         if fields[0].startswith("[") and len(fields) == 1 or any(map(_listed, fields)):
             fields = _literal_list(where, "\t".join(fields))
         answers = tuple(text.strip() for text in fields)
-        yield where, Example(id=str(number), question=question, answers=answers)
+        yield where, Example(id=name, question=question, answers=answers)
 
 
 def _suffix(path: str) -> str:
@@ -246,11 +249,17 @@ def _suffix(path: str) -> str:
     return os.path.splitext(path.lower().removesuffix(".gz").removesuffix(".bz2"))[1]
 
 
-def _table(path: str, answered: bool = False) -> Iterator[tuple[str, int, list[str]]]:
-    """Yields ("FILE:LINE", line number, fields) of the questions of a table, without its header.
+def _table(path: str, answered: bool = False) -> Iterator[tuple[str, str, list[str]]]:
+    """Yields ("FILE:LINE", id, fields) of the questions of a table, without its header. The first
+    field is the question; the id is the number of its line, if the table has no ids.
 
     answered: whether the further fields are read, as answers.
     """
+    if _suffix(path) == ".csv":
+        line = next((line for _, _, line in numbered_lines(path)), "")
+        if separator := next((mark for mark in ",;" if _names_columns(line, mark)), ""):
+            yield from _columns(path, separator, answered)
+            return
     # Whether questions are the only column; the last field whose quote is still open.
     alone, before = False, ("", "")
     for row, (where, number, line) in enumerate(numbered_lines(path)):
@@ -258,15 +267,60 @@ def _table(path: str, answered: bool = False) -> Iterator[tuple[str, int, list[s
         _check_quotes(before, where, written)
         before = (where, written[-1]) if _is_open(written[-1]) else ("", "")
         fields = [unquoted(field) for field in written]
-        alone |= row == 0 and [field.lower() for field in fields] in (["question"], ["questions"])
+        alone |= row == 0 and len(fields) == 1 and fields[0].lower() in _ASKED
         # A spreadsheet quotes a question that has a comma; in a .tsv it needs no quotes.
         separated = _suffix(path) == ".csv" and "," in line and fields == written and not alone
-        if len(fields) == 1 and (separated or row == 0 and _names_columns(line)):
+        if len(fields) == 1 and (separated or row == 0 and any(
+                _names_columns(line, mark) for mark in ",;")):
             raise DataError(f"{where}: no tab: a table's fields are separated by tabs, also in a "
-                            ".csv, where a question that has commas stands in quotes")
+                            f".csv, {_OR_HEADER}, and a question that has commas stands in quotes")
         fields = [field.strip() for field in fields]
         if row > 0 or not _is_header(where, fields, answered):
-            yield where, number, fields
+            yield where, str(number), fields
+
+
+def _columns(path: str, separator: str, answered: bool) -> Iterator[tuple[str, str, list[str]]]:
+    """`_table` of a CSV file whose header names its columns, in any order."""
+    rows = _csv_rows(path, separator)
+    where, _, header = next(rows)
+    names = [name.lower() for name in header]
+    question, = (i for i, name in enumerate(names) if name in _ASKED)
+    answers = [i for i, name in enumerate(names) if _ANSWERS.fullmatch(name)]
+    other = {*names} - {names[i] for i in answers} - {"id", *_ASKED, ""}
+    if answered and (other or not answers):
+        what = f"the column {min(other)!r:.60}" if other else "no column of answers"
+        raise DataError(f"{where}: {what}: expected question, answer (or answers, or several, such "
+                        "as answer 1) and perhaps id: rename or remove it, or write .jsonl")
+    for where, number, fields in rows:
+        if len(fields) != len(header):
+            raise DataError(f"{where}: the header has {len(header)} fields, and this row "
+                            f"{len(fields)}: a field with {separator!r} in it stands in quotes")
+        given = [fields[i] for i in answers]
+        yield (where, fields[names.index("id")] if "id" in names else str(number),
+               [fields[question], *(filter(None, given) if any(given) else given)])
+
+
+def _csv_rows(path: str, separator: str) -> Iterator[tuple[str, int, list[str]]]:
+    """Yields ("FILE:LINE", line number, fields) of each row, by the line that it begins with."""
+    begun: list[tuple[str, int]] = []
+
+    def lines() -> Iterator[str]:
+        for where, number, line in numbered_lines(path):
+            begun.append((where, number))
+            yield f"{line}\n"
+
+    rows = csv.reader(lines(), delimiter=separator, skipinitialspace=True, strict=True)
+    while True:
+        begun.clear()
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            raise DataError(f"{begun[0][0]}: {error}: a field with quotes, line breaks or "
+                            f"{separator!r} in it stands in quotes, and its quotes are doubled"
+                            ) from None
+        if row is None:
+            return
+        yield *begun[0], [field.strip() for field in row]
 
 
 def _is_open(field: str) -> bool:
@@ -289,10 +343,12 @@ def _check_quotes(before: tuple[str, str], where: str, fields: Sequence[str]) ->
             opened.append((where, field))
 
 
-def _names_columns(line: str) -> bool:
-    """Whether a line is a header whose columns are separated by commas or semicolons."""
-    names = {name.strip(' "').lower() for name in re.split("[,;]", line)}
-    return len(names) > 1 and names <= {"id", "question", "questions", "answer", "answers"}
+def _names_columns(line: str, separator: str) -> bool:
+    """Whether a line is a header with such a separator: of the columns, one has the questions, and
+    another one their ids or answers."""
+    names = [name.strip(' "').lower() for name in line.split(separator)]
+    return sum(name in _ASKED for name in names) == 1 and any(
+        name == "id" or _ANSWERS.fullmatch(name) for name in names)
 
 
 def _is_header(where: str, fields: list[str], answered: bool) -> bool:
@@ -301,10 +357,10 @@ def _is_header(where: str, fields: list[str], answered: bool) -> bool:
     if {"id", "text", "title"} <= set(low):
         raise DataError(f"{where}: the header of a file of passages: expected questions, with "
                         "their answers after a tab where they are known")
-    if {"question", "questions"} & set(low[1:]) and {"id", "answer", "answers"} & set(low):
+    if set(_ASKED) & set(low[1:]) and {"id", "answer", "answers"} & set(low):
         raise DataError(f"{where}: a header with other columns before the question: the first "
                         "has to be the question, and the others its answers; or write .jsonl")
-    header = low[0] in ("question", "questions")
+    header = low[0] in _ASKED
     named = list(filter(None, fields[1:]))
     other = [name for name in named if not _ANSWERS.fullmatch(name.lower())]
     if header and answered and other and len(named) > 1:  # a column alone has the answers

@@ -20,7 +20,10 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
                 "positive_ids", "hard_negative_ids" or "negative_ids", "targets" (what trains,
                 where that is not the answers), "titles" (of the gold pages) and "regex" (true:
                 the answers are regular expressions). Other keys are ignored.
-            `FILE.tsv[.gz]`, `FILE.csv[.gz]`: DPR's form, tab separated in spite of ".csv":
+            `FILE.csv[.gz]` whose first line names its columns, with commas or semicolons between
+                them, as spreadsheets write it: question, answer (or answers, or several such as
+                answer 1, answer 2), and perhaps id.
+            `FILE.tsv[.gz]`, other `FILE.csv[.gz]`: DPR's form, tab separated in spite of ".csv":
                 question<TAB>list of strings as a JSON or Python literal, or
                 question<TAB>answer<TAB>answer... A field that is quoted as in CSV is unquoted; if
                 the first line with content is "question<TAB>answers", it is skipped; the id is the

@@ -226,12 +226,41 @@ def test_the_first_line_with_content_alone_may_be_a_header(tmp_path, read):
 @pytest.mark.parametrize("name, text", [
     ("q.csv", "Who rules Peru?,Lima\n"), ("q.csv", '"Who, then?",Quito\n'),
     ("q.tsv", "question,answer\nWho rules Peru?,Lima\n"),
-    ("q.csv", "Question;Answer\nWho rules Peru?;Lima\n"),
+    ("q.tsv", "Question;Answer\nWho rules Peru?;Lima\n"),
 ])
 def test_a_table_without_tabs_is_refused(tmp_path, read, name, text):
     """Its lines were asked as they are, header and answers included."""
     with pytest.raises(DataError, match=rf"{re.escape(name)}:1: no tab: "):
         read(write(tmp_path / name, text))
+
+
+@pytest.mark.parametrize("text, expected", [
+    ('question,answer\nWho?,Lima\n"Who, ""then""?","a, b"\n',
+     [("2", "Who?", "Lima"), ("3", 'Who, "then"?', "a, b")]),
+    ("\ufeffQuestion;Answer 1;answer_2\r\nWho?;Lima;Quito\r\n\r\nWhat?;x;\r\nHow?;;y\r\n",
+     [("2", "Who?", "Lima", "Quito"), ("4", "What?", "x"), ("5", "How?", "y")]),
+    ('answers,id,question\n"[""a"", ""b""]",q7,"Who\nis it?"\nc, 8 , When? \n',
+     [("q7", "Who\nis it?", "a", "b"), ("8", "When?", "c")])])
+def test_a_csv_whose_header_names_its_columns_is_read(tmp_path, text, expected):
+    """What every spreadsheet writes was refused for having no tabs."""
+    file = write(tmp_path / "q.csv", text)
+    assert [(e.id, e.question, *e.answers) for e in load_examples(file)] == expected
+    assert read_asked(file) == [row[:2] for row in expected]
+
+
+@pytest.mark.parametrize("text, told", [
+    ("question,answer\nWho?,Lima,Quito\n", "csv:2: the header has 2 fields, and this row 3: a fi"),
+    ("question,answer\nWho?\n", "csv:2: the header has 2 fields, and this row 1: a field with ','"),
+    ('question,answer\nWho?,x\n"Who" is it?,Lima\n', "csv:3: ',' expected after '\"': a field"),
+    ('question,answer\nWho?,x\n"Who\nis it?,Lima\n', "csv:3: unexpected end of data"),
+    ("question,answer,place\nWho?,Lima,Peru\n", "csv:1: the column 'place': expected question"),
+    ("id,question\n1,Who?\n", "csv:1: no column of answers: expected question, answer"),
+    ("question,answer\nWho?,\n", r"csv:2: answers\[0\] is empty"),
+    ("question,answer\n", "no examples in it"),
+    ("id,question,answer\n,Who?,x\n", "csv:2: id is empty")])
+def test_a_csv_that_is_damaged_is_refused_by_its_line(tmp_path, text, told):
+    with pytest.raises(DataError, match=told):
+        load_examples(write(tmp_path / "q.csv", text))
 
 
 def test_a_question_alone_may_have_commas(tmp_path):
