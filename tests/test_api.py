@@ -498,6 +498,10 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.evaluate([Example("1", "Who?", ())] * 2), DataError, "already used at"),
     (lambda rag: rag.evaluate([Example("1", "Who?", ("Lima",), evidence=("Lima",))]), DataError,
      r"evidence\[0\] is 'Lima': expected lines of WIKIPEDIA ID<TAB>TITLE"),
+    (lambda rag: rag.evaluate([{"question": "Who?", "answers": {1}}]), DataError,
+     r'question 1: "answers" is "\{1\}": expected a list of strings'),
+    (lambda rag: rag.evaluate([{"question": "Who?", "answer": "Ada"}, {"answers": ["Lima"]}]),
+     DataError, r"question 2: no \"question\" \(keys here: 'answers'\)"),
     (lambda rag: rag.evaluate("devv"), DataError, "no split 'devv' in .*, which has .*dev"),
     (lambda rag: rag.edit([("z", "", "z")], queries=["Who?"]), DataError, "give a split, a file"),
     (lambda rag: rag.embed_passages(["a", "\ud800"]), DataError, "passage 2, .*, is not UTF-8"),
@@ -537,6 +541,11 @@ def test_what_a_notebook_gives_is_taken(rag):
     settings of jax."""
     found = rag.evaluate([Example("1", QUESTIONS[0], None)])
     assert found.correct == [None] and "nll" not in found.metrics
+    asked = [{"question": QUESTIONS[0], "answers": ("Lima", "Ada")},
+             {"id": 7, "question": QUESTIONS[1], "answer": "Tokyo", "unknown": 1}]
+    assert rag.questions(asked) == [Example("1", QUESTIONS[0], ("Lima", "Ada")),
+                                    Example("7", QUESTIONS[1], ("Tokyo",))]
+    assert len(rag.evaluate(asked).answers) == 2
     assert rag.ask(QUESTIONS[0], num_beams=np.int64(1)) == rag.ask(QUESTIONS[0], num_beams=1)
     assert len(rag.retrieve(QUESTIONS[0], k=np.int64(1))[0]) == 1 and {rag: 1}[rag] == 1
     assert len(rag.embed_queries(QUESTIONS, batch_size=np.int64(2), length_step=np.int8(4))) == 2

@@ -143,19 +143,25 @@ def _check_patterns(where: str, patterns: Iterable[str]) -> None:
 def read_jsonl(path: str) -> Iterator[tuple[str, Example]]:
     """Yields ("FILE:LINE", example), unchecked, of a JSONL file as `load_examples` describes."""
     for number, record in json_lines(path):
-        negatives = _one_of(record, "hard_negative_ids", "negative_ids") or "negative_ids"
-        answers = _one_of(record, "answers", "answer") or "answers"
-        one_answer = answers == "answer" and isinstance(record.fields["answer"], str)
-        yield record.where, Example(
-            id=_id(record, number),
-            question=record.text("question"),
-            answers=(record.text("answer"),) if one_answer else record.texts(answers),
-            positive_ids=_ids(record, "positive_ids"),
-            negative_ids=_ids(record, negatives),
-            targets=record.texts("targets") if record.has("targets") else (),
-            regex=record.fields["regex"] if record.has("regex") else False,
-            titles=record.texts("titles") if record.has("titles") else (),
-        )
+        yield record.where, example_of(record, number)
+
+
+def example_of(record: Record, number: int) -> Example:
+    """The example of a JSON object as `load_examples` describes it, unchecked; its id is `number`
+    if it has none."""
+    negatives = _one_of(record, "hard_negative_ids", "negative_ids") or "negative_ids"
+    answers = _one_of(record, "answers", "answer") or "answers"
+    one_answer = answers == "answer" and isinstance(record.fields["answer"], str)
+    return Example(
+        id=_id(record, number),
+        question=record.text("question"),
+        answers=(record.text("answer"),) if one_answer else record.texts(answers),
+        positive_ids=_ids(record, "positive_ids"),
+        negative_ids=_ids(record, negatives),
+        targets=record.texts("targets") if record.has("targets") else (),
+        regex=record.fields["regex"] if record.has("regex") else False,
+        titles=record.texts("titles") if record.has("titles") else (),
+    )
 
 
 def read_asked(path: str) -> list[tuple[str, str]]:

@@ -44,7 +44,7 @@ class Record:
     def error(self, key: str, expected: str) -> DataError:
         """The error about a field that is missing or wrong."""
         if key in self.fields:
-            what = f'"{key}" is {json.dumps(self.fields[key])[:60]}'
+            what = f'"{key}" is {json.dumps(self.fields[key], default=repr)[:60]}'
         else:
             keys = ", ".join(map(repr, self.fields)) or "none"
             what = f'no "{key}" (keys here: {keys[:200]})'
@@ -60,7 +60,7 @@ class Record:
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings, stripped."""
         value = self.fields.get(key)
-        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
             raise self.error(key, "a list of strings")
         return tuple(text.strip() for text in value)
 

@@ -18,9 +18,10 @@ from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.padding import pad_rows
 from rag_jax.data.prepare import chunked
-from rag_jax.data.question_files import Example, checked_texts, collect
+from rag_jax.data.question_files import Example, checked_texts, collect, example_of
 from rag_jax.data.question_sources import load_examples
 from rag_jax.data.questions import QuestionTokens
+from rag_jax.data.records import Record
 from rag_jax.data.text import encoder_input
 from rag_jax.decoding.prefixes import KeptPrefixes
 from rag_jax.errors import DataError
@@ -42,6 +43,7 @@ from rag_jax.training.run_index import check_k, check_tokens, open_index, placed
 from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
+Questions = Path | Sequence[Example | Mapping[str, Any]]
 Given = Passages | Evidence | Iterable[Evidence]
 SAME_VECTOR = 0.02  # largest relative distance of two vectors of a text by one encoder
 
@@ -265,7 +267,7 @@ class Rag:
         self.edit(delete=ids, compact=compact)
 
     def edit(self, add: Path | Given = (), delete: str | Iterable[str] = (), *,
-             queries: Path | Sequence[Example] | None = None, compact: bool | None = None) -> None:
+             queries: Questions | None = None, compact: bool | None = None) -> None:
         """Publishes a new version of the index, with passages deleted and added, and reads that
         from now on. Only added passages are embedded.
 
@@ -317,12 +319,14 @@ class Rag:
             index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
         self.index = index
 
-    def questions(self, source: Path | Sequence[Example] | None = None) -> Sequence[Example]:
+    def questions(self, source: Questions | None = None) -> Sequence[Example]:
         """Questions with their answers.
 
         Args:
           source: a split of the workdir; a file, or another source of `config.data`; a list of
-            examples; None = the split test, or dev where there is none.
+            examples, or of dictionaries such as {"question": "Who?", "answers": ["Lima"]}, with
+            the fields that `load_examples` describes; None = the split test, or dev where there is
+            none.
 
         Raises:
           DataError: the source is none of these.
@@ -335,21 +339,20 @@ class Rag:
             source = os.fspath(source)
         if not isinstance(source, str):
             if not isinstance(source, Sequence) or not all(
-                    isinstance(each, Example) for each in source):
+                    isinstance(each, Example | Mapping) for each in source):
                 raise DataError(f"questions: {source!r:.60}; give a split, a file, or a list of "
-                                "rag_jax.data.question_files.Example, with their answers")
-            named = ((f"question {number}", each._replace(answers=each.answers or ()))
-                     for number, each in enumerate(source, 1))
+                                'dictionaries such as {"question": "Who?", "answers": ["Lima"]}')
+            named = (_named(number, each) for number, each in enumerate(source, 1))
             return collect("questions", named, hidden=True) if source else source
         if source in splits:
             return splits[source]
         if source.isidentifier():  # it can only be the name of a split
             raise DataError(f"questions: no split {source!r} in {self.job.workdir}, which has "
                             f"{', '.join(splits) or 'no questions'}: name another, a file of "
-                            "questions (.jsonl, .tsv), or give a list of Example")
+                            "questions (.jsonl, .csv, .tsv), or give a list")
         return load_examples(source, data_dir=self.config.data.data_dir, hidden=True)
 
-    def evaluate(self, questions: Path | Sequence[Example] | None = None, *,
+    def evaluate(self, questions: Questions | None = None, *,
                  order: np.ndarray | None = None, likelihood: bool = True, overlap: bool = True,
                  **how: Any) -> Evaluation:
         """Answers questions and scores the answers by `config.eval.metrics`.
@@ -494,6 +497,14 @@ class Rag:
             zip(questions, given, strict=True))])
 
 
+def _named(number: int, given: Example | Mapping[str, Any]) -> tuple[str, Example]:
+    """A question of a list with its place there, for errors."""
+    where = f"question {number}"
+    if isinstance(given, Mapping):
+        return where, example_of(Record(where, dict(given)), number)
+    return where, given._replace(answers=given.answers or ())
+
+
 def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
     """The passages of a file, split as `config.data.chunk_words` says, or those given, checked."""
     if isinstance(given, str | os.PathLike):
@@ -501,7 +512,7 @@ def _passages(given: Path | Given, config: Config) -> Iterator[Passage]:
     return checked_passages(given)
 
 
-def check_recall_questions(job: Job, queries: Path | Sequence[Example] | None) -> None:
+def check_recall_questions(job: Job, queries: Questions | None) -> None:
     """Raises ConfigError where questions are given to measure the recall of BM25."""
     if queries is not None and job.model.lexical:
         raise ConfigError("queries: BM25 compares a question with all passages, so that there is "
