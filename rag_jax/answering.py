@@ -26,6 +26,7 @@ from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
 from rag_jax.models.likelihood import log_likelihood
 from rag_jax.retrieval.hybrid import hybrid_queries
+from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.searching import jit_embed, search
 from rag_jax.types import Answer, Array, Batch, Evidence, Params
@@ -238,7 +239,7 @@ class Answerer:
                              self.model.null_document != "none", read=read)
         everyone, size = np.arange(len(questions)), self.batch_size
         own = parallel.own_rows(size, self.mesh)
-        passages = None if retrieved is None else self.index.passages
+        found = None if retrieved is None else self.index.passages
         # np.lexsort sorts by the last key first.
         keys = [batcher.lengths(everyone, retrieved, self.index).max(axis=1)]
         if answers:
@@ -251,14 +252,21 @@ class Answerer:
                 weight = (np.arange(len(rows)) < len(alike)).astype(np.float32)
                 picked = None if retrieved is None else retrieved[rows]
                 for first in range(0, len(rows), size):
-                    if passages is not None and self.index.passages is not passages:
+                    if picked is not None and self._renumbered(found, picked):
                         raise RetrievalError(
-                            f"{self.index.path}: was changed on the devices after these questions "
-                            "had found their passages, and before all were read: ask them again")
+                            f"{self.index.path}: its passages on the devices were numbered anew "
+                            "after these questions had found theirs, and before all were read: ask "
+                            "them again")
                     batch = batcher.batch(rows, picked, self.index, weight=weight, own=first + own)
                     if not answers:
                         batch = batch._replace(target_ids=None, target_mask=None)
                     yield alike[first : first + size], parallel.put_rows(batch, self.mesh)
+
+    def _renumbered(self, found: PassageStore, rows: np.ndarray) -> bool:
+        """Whether rows of the passages as they were found are other passages now."""
+        now = self.index.passages
+        return now is not found and any(row >= len(now) or now[row] != found[row]
+                                        for row in np.unique(rows).tolist())
 
     def compile(self, params: Params, questions: QuestionTokens, draws: Draws | None = None
                 ) -> None:
@@ -300,6 +308,7 @@ class Answerer:
                     draws: Draws | None = None, watch: Watch | None = None) -> Iterator[Answer]:
         """`decode`, but each answer comes as soon as it and those before it are there."""
         done, waiting, read = 0, {}, None
+        found = None if retrieved is None else self.index.passages
         params, given = self._in_dtype(params), params
         if budget := self.settings.prefix_mib:
             read = self.prefixes.reader(self.model, given, params, budget)
@@ -313,8 +322,9 @@ class Answerer:
                 if row < len(numbers):
                     raise type(fault)(f"{_named(questions, numbers[row])}: {fault}")
             for row, number in enumerate(numbers):
-                ids = None if retrieved is None else retrieved[number]
-                waiting[number] = self._answer(questions, decoded, row, ids)
+                passages = [] if retrieved is None else [
+                    (found[i], found.source(i)) for i in retrieved[number].tolist()]
+                waiting[number] = self._answer(questions, decoded, row, passages)
             while done in waiting:
                 yield waiting.pop(done)
                 done += 1
@@ -415,11 +425,10 @@ class Answerer:
         return result
 
     def _answer(self, questions: QuestionTokens, decoded: Decoded, row: int,
-                ids: np.ndarray | None) -> Answer:
-        rows = [] if ids is None else ids.tolist()
-        passages = [(self.index.passages[i], self.index.passages.source(i)) for i in rows]
+                passages: list[tuple[Passage, Citation | None]]) -> Answer:
+        """The answer in a row of a batch; of the passages that were read, with their sources."""
         if self.model.null_document != "none":
-            passages.append((Passage("", "", ""), None))
+            passages = [*passages, (Passage("", "", ""), None)]
         best, *others = self._ranked(questions, decoded, row, passages)
         return best._replace(
             certified=bool(decoded.certified[row]), alternatives=others,

@@ -147,9 +147,11 @@ def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: ja
     _check_shape("batch_scores", batch_scores_BP, "doc_scores [B, K]", (batch, batch * count))
     _check_shape("doc_mask", doc_mask, "doc_scores [B, K]", (batch, count))
     _check_shape("doc_ids", doc_ids, "doc_scores [B, K]", (batch, count))
+    doc_mask = doc_mask & ~(doc_scores_BK <= MASKED)  # as in `log_prior`
     ids_P, mask_P = doc_ids.reshape(-1), doc_mask.reshape(-1)
     times_P = ((ids_P[:, None] == ids_P[None]) & mask_P[None]).sum(axis=-1)
-    log_times_P = jnp.log(jnp.maximum(times_P, 1).astype(batch_scores_BP.dtype))
+    dtype = jnp.result_type(batch_scores_BP, jnp.float32)
+    log_times_P = jnp.log(jnp.maximum(times_P, 1).astype(dtype))
     once_BP = batch_scores_BP - log_times_P[None]
     all_BP = jnp.where(mask_P[None], once_BP, MASKED)
     own_BK = jnp.where(doc_mask, doc_scores_BK, MASKED)

@@ -1,7 +1,10 @@
 """Text from data as it may be shown: nothing in it controls the terminal, sheet or page."""
 
 import html
+import pathlib
 import re
+import shlex
+import sys
 import textwrap
 import unicodedata
 from typing import Any
@@ -23,6 +26,17 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """`visible` of every line of a text; the line ends stay."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def shown_path(path: pathlib.Path) -> str:
+    """A path as it is written in the current folder."""
+    here = pathlib.Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def command(module: str, *words: str) -> str:
+    """`python -m MODULE WORDS` for a shell in the current folder, by the Python that runs now."""
+    return shlex.join([shown_path(pathlib.Path(sys.executable)), "-m", module, *words])
 
 
 def shortened(text: str, most: int) -> str:

@@ -398,7 +398,7 @@ def test_an_objective_stays_finite_without_any_passage(objective):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_passage_of_score_minus_infinity_is_none(objective):
-    """The objectives and the share of a batch's passages were NaN."""
+    """The objectives were NaN, and the share of a batch's passages that has no others."""
     scores = jnp.asarray([[1.0, -jnp.inf, 2.0], [-jnp.inf] * 3])
     mask = jnp.asarray([[True, False, True], [False] * 3])
     prior, masked = marginal.log_prior(scores, mask | True), marginal.log_prior(scores, mask)
@@ -409,6 +409,11 @@ def test_a_passage_of_score_minus_infinity_is_none(objective):
     found, weights = marginal.learn_from(evidence, objective, given)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(weights, target)
+    ids = jnp.arange(6).reshape(2, 3)
+    every = jnp.stack([scores.reshape(-1), jnp.arange(6.0)])
+    share = marginal.log_share(scores, every, mask | True, ids)
+    np.testing.assert_array_equal(share, marginal.log_share(scores, every, mask, ids))
+    assert jnp.isfinite(share).all() and share[1] == 0
     assert jnp.isnan(marginal.log_prior(scores.at[0, 0].set(jnp.nan), mask))[0].any()
     assert jnp.isnan(marginal.learn_from(evidence, objective, given.at[0, 0].set(jnp.nan))[0][0])
 

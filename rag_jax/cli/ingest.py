@@ -8,14 +8,13 @@ one, passages are shown). The same command, repeated, reads what has changed in 
 """
 
 import argparse
-import shlex
 from collections import Counter
 
 from rag_jax import flags
 from rag_jax.config import Config
 from rag_jax.documents.workdir import NO_ENCODER, NO_GENERATOR
 from rag_jax.errors import first_of
-from rag_jax.visible import visible
+from rag_jax.visible import command, visible
 
 SHOWN = 20  # files listed by name for each reason, at most
 
@@ -85,8 +84,9 @@ def _lines(options: argparse.Namespace, done) -> list[str]:
         for reason, _ in Counter(found.values()).most_common():
             names = [name for name, own in found.items() if own == reason]
             lines += [f"{what}, {visible(reason)}:", f"  {visible(first_of(names, SHOWN))}"]
+    ask = f'Ask: {command("rag_jax.generate", "--workdir", options.workdir)} "..."'
     return [*lines, *[NO_ENCODER] * done.lexical, *[NO_GENERATOR] * (not done.answers),
-            f'Ask: python -m rag_jax.generate --workdir {shlex.quote(options.workdir)} "..."']
+            *[ask] * (not options.train)]  # after training comes another one
 
 
 def _count(number: int, noun: str) -> str:

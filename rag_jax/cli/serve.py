@@ -67,7 +67,9 @@ def main(argv: list[str] | None = None) -> None:
         else:
             web.should_exit = True
 
-    server = Server(indexes, settings, lambda what: print(f"compiled {what}", flush=True), started)
+    server = Server(indexes, settings, lambda what: print(
+        f"compiled {server.worker.compiled} of {server.to_compile}: {what}", flush=True), started)
+    print(f"compiling {server.to_compile} programs; the first time takes minutes", flush=True)
     web = uvicorn.Server(uvicorn.Config(
         server.app, log_level="warning", server_header=False, http=Bounded,
         timeout_graceful_shutdown=int(settings.grace), limit_concurrency=1024))

@@ -142,7 +142,8 @@ def _rows(name: str) -> Iterator[tuple[str, Passage]]:
         if bool(tables) == bool(extracted):
             raise RetrievalError(
                 f"{name}: expected a folder of {' or '.join(_TABLES)} files, or of wikiextractor's "
-                f"wiki_00, wiki_01, ...; it has {'both' if tables else 'neither'}."
+                f"wiki_00, wiki_01, ...; it has {'both' if tables else 'neither'}. A folder of "
+                "documents (PDF, DOCX, HTML, text, ...) is read by rag_jax.ingest."
             )
         return _table_rows(tables) if tables else wikipedia.read_extracted(extracted)
     if name.endswith(_DUMPS):

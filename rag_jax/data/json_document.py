@@ -36,7 +36,8 @@ class JsonDocument:
         self.number = 0
         self._path, self._file = path, open_packed(path)
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        self._text, self._at, self._lines_before, self._ended = "", 0, 1, False
+        self._text, self._at, self._ended = "", 0, False
+        self._line, self._counted = 1, 0  # the line of a place in the text, and that place
 
     def close(self) -> None:
         """Closes the file."""
@@ -45,8 +46,8 @@ class JsonDocument:
     @property
     def where(self) -> str:
         """FILE:LINE, and the record's number inside an array."""
-        line = self._lines_before + self._text.count("\n", 0, self._at)
-        return f"{self._path}:{line}" + (f": record {self.number}" if self.number else "")
+        self._count_lines()
+        return f"{self._path}:{self._line}" + (f": record {self.number}" if self.number else "")
 
     def value(self) -> Any:
         """The value at the cursor, decoded whole."""
@@ -128,9 +129,15 @@ class JsonDocument:
         with damage_named(lambda: self.where):
             data = self._file.read(max(_CHUNK, len(self._text) - self._at))
             more = self._decoder.decode(data, final=not data)
-        self._lines_before += self._text.count("\n", 0, self._at)
+        self._count_lines()
+        self._counted = 0
         self._text, self._at, self._ended = self._text[self._at:] + more, 0, not data
         return True
+
+    def _count_lines(self) -> None:
+        """Each character once: a text with one large value may hold many small ones behind it."""
+        self._line += self._text.count("\n", self._counted, self._at)
+        self._counted = self._at
 
     def _error(self, what: str) -> DataError:
         return DataError(f"{self.where}: not JSON ({what}): fetch or write the file again")

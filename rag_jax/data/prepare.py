@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from rag_jax import files
+from rag_jax import files, hosts
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import inputs
@@ -72,6 +72,7 @@ def _read(config: Config, world: World | None) -> Source:
     elif world is None:
         raise ConfigError("config.data.passages is empty: name a file of passages")
     else:
+        hosts.say("config.data.passages is empty: the countries that are shipped are read")
         source = world(data.fictional_countries, inputs.world_seed(config), data.world_task,
                        data.world_cards)
     for name, examples in source.splits.items():

@@ -103,6 +103,13 @@ def settings(folder: pathlib.Path) -> dict[str, str]:
     return _kept(config)
 
 
+def has_token_types(folder: pathlib.Path) -> bool:
+    """Whether the two texts of a pair have token types of their own: not if the settings beside a
+    tokenizer.json name inputs of the model, and none of them is token_type_ids."""
+    inputs = _settings(folder).get("model_input_names")
+    return not isinstance(inputs, list) or "token_type_ids" in inputs
+
+
 def _kept(config: Mapping[str, Any]) -> dict[str, str]:
     """The settings KEPT; of several chat templates the one that transformers takes."""
     named = {name: value.get("content") if isinstance(value, dict) else value

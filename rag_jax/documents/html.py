@@ -42,7 +42,7 @@ _COMMENT = re.compile(rb"<!--.*?-->", re.S)
 # In XML: a comment, an instruction, a CDATA section, a type with declarations, a tag. One that is
 # not closed extends to the end of the page, so that its end is not searched for twice.
 _MARKUP = re.compile(r"""<(?:!--.*?(?:-->|\Z)|\?.*?(?:\?>|\Z)|!\[CDATA\[(?P<text>.*?)(?:\]\]>|\Z)
-                     |!DOCTYPE[^\[<>]*\[(?P<declared>.*?)(?:\]\s*>|\Z)
+                     |!DOCTYPE(?:[^\[<>"']|"[^"<>]*"|'[^'<>]*')*+\[(?P<declared>.*?)(?:\]\s*>|\Z)
                      |(?P<name>[A-Za-z][^\s/>]*)(?:[^"'>]++|"[^"]*+(?:"|\Z)|'[^']*+(?:'|\Z))*+(?:>|\Z))""",
                      re.S | re.X)
 _LEVEL = re.compile("h([1-6])")
@@ -180,16 +180,13 @@ def _around(node: Any, last: str) -> tuple[str, str]:
     text = "".join(one.text(deep=False) for one in inside if one.tag == "-text")
     if any(ahead):
         return "", ""
-    linked = any(one.tag == "a" for one in inside) or _links_within_pages(node.parent) and (
-        node.prev is None and node.next is None)
+    parent = node.parent  # the link, as Pandoc writes it
+    linked = any(one.tag == "a" for one in inside) or (
+        parent.tag == "a" and "#" in (parent.attributes.get("href") or "")
+        and node.prev is None and node.next is None)
     if linked and _NOTE.fullmatch(text):
         return "[", "]"
     return "^" if BASE.match(last) and RAISED.fullmatch(text) else "", ""
-
-
-def _links_within_pages(node: Any) -> bool:
-    """Whether an element is a link to a place in a page, this one or another."""
-    return node.tag == "a" and "#" in (node.attributes.get("href") or "")
 
 
 def _is_hidden(node: Any) -> bool:
@@ -202,15 +199,18 @@ def _is_hidden(node: Any) -> bool:
     if "mwe-math-mathml-a11y" in classes:  # a picture of the equation is shown beside it
         return False
     return (node.tag in HIDDEN or node.tag == "dialog" and "open" not in attributes
-            or "katex-html" in classes  # the equation again, in pieces
+            or "katex-html" in classes and node.prev is not None  # the equation again, in pieces
             or _is_permalink(node, classes)
             or attributes.get("hidden", "until-found") != "until-found"
             or bool(_UNSEEN.search(attributes.get("style") or "")))
 
 
 def _is_permalink(node: Any, classes: list[str]) -> bool:
+    """Whether an element is the link of a heading, term or caption to itself, beside its text."""
     inside = node.first_child
-    return (_links_within_pages(node) and inside is not None and inside.next is None
+    return (node.tag == "a" and (node.attributes.get("href") or "").startswith("#")
+            and inside is not None and inside.next is None
             and inside.tag == "-text" and inside.text(deep=False).strip() in _PERMALINKS
+            and (node.prev is not None or node.next is not None)
             and ("headerlink" in classes or node.parent.tag == "dt"
                  or bool(_LEVEL.fullmatch(node.parent.tag))))

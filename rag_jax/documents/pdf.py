@@ -40,8 +40,8 @@ def read_pdf(content: bytes) -> Document:
         if not text:
             empty.append(number)
     if len(empty) + len(damaged) == len(pdf):
-        raise Unreadable(f"none of its {len(pdf)} pages has text: where it is scanned, let OCR "
-                         "write the text into it")
+        pages = "its page" if len(pdf) == 1 else f"any of its {len(pdf)} pages"
+        raise Unreadable(f"no text in {pages}: where it is scanned, let OCR write it into the file")
     remarks = [f"{len(pages)} of {len(pdf)} pages {what}, the first is {pages[0]}"
                for pages, what in ((empty, "have no text (scanned?)"), (damaged, "are damaged"))
                if pages]

@@ -9,7 +9,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rag_jax.documents.document import Document, Unreadable, Writer
@@ -35,7 +35,7 @@ ENCODINGS = {name: encoding for encoding, names in {
     "utf-8": ("utf-16", "utf-16le", "utf-16be")}.items() for name in names}
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # not text in any encoding that is guessed
 _LINE = re.compile(r"\r\n|\r|\n")  # no other line ends of Unicode, which a JSON string may contain
-_QUOTED = re.compile(r'(?<![^,;\t|])"[^"]*(?:""[^"]*)*(?:"|$)')  # a field of a table
+_QUOTED = re.compile(r'(?<![^,;\t|]) *"[^"]*(?:""[^"]*)*(?:"|$)')  # a field of a table
 _SEPARATOR = re.compile("sep=(.)")  # the first line of a table that Excel is to open
 # A "---" before an empty line is a horizontal rule.
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(?!\s*?$).*?^(---|\.\.\.)[ \t]*$", re.S | re.M)
@@ -136,12 +136,13 @@ def read_csv(content: bytes) -> Document:
     separator = _SEPARATOR.fullmatch(_first_line(begin).rstrip())
     # The quoted fields may contain line ends.
     between = separator[1] if separator else _separator(text, _first_line(_QUOTED.sub("", begin)))
-    if _is_open(text, between):
+    form = {"delimiter": between, "skipinitialspace": _has_spaces(text, between)}
+    if _is_open(text, form):
         remarks = (*remarks, "a quote is never closed: all that follows it is one field")
-    elif line := _joined(text, between):
+    elif line := _joined(text, form):
         remarks = (*remarks, "a quote of an earlier line is closed within a field, in line "
                              f"{line}: all between them is one field")
-    return _headed_table(text, between, remarks)
+    return _headed_table(text, form, remarks)
 
 
 def _first_line(text: str) -> str:
@@ -150,16 +151,16 @@ def _first_line(text: str) -> str:
 
 def read_tsv(content: bytes) -> Document:
     """`read_csv` with tabs."""
-    text, remarks = decoded(content)
-    quoting = csv.QUOTE_MINIMAL
-    if _is_open(text, "\t"):
-        quoting = csv.QUOTE_NONE
+    (text, remarks), form = decoded(content), {"delimiter": "\t"}
+    unquoted = {**form, "quoting": csv.QUOTE_NONE}
+    if _is_open(text, form):
+        form = unquoted
         remarks = (*remarks, "a quote is never closed: quotes are read as they are")
-    elif line := _joined(text, "\t"):
-        quoting = csv.QUOTE_NONE
+    elif line := _joined(text, form):
+        form = unquoted
         remarks = (*remarks, "a quote of an earlier line is closed within a field, in line "
                              f"{line}: quotes are read as they are")
-    return _headed_table(text, "\t", remarks, quoting)
+    return _headed_table(text, form, remarks)
 
 
 def _separator(text: str, header: str) -> str:
@@ -177,17 +178,16 @@ def _separator(text: str, header: str) -> str:
 
 def _is_even(text: str, between: str) -> bool:
     """Whether a separator divides the first rows into as many fields as the header."""
-    with contextlib.suppress(csv.Error), _reader(text, between) as reader:
+    with contextlib.suppress(csv.Error), _reader(text, {"delimiter": between}) as reader:
         rows = (row for row in reader if "".join(row).strip())
         return len({len(row) for row in itertools.islice(rows, FIRST_ROWS)}) == 1
     return False
 
 
-def _headed_table(text: str, between: str, remarks: tuple[str, ...],
-                  quoting: int = csv.QUOTE_MINIMAL) -> Document:
+def _headed_table(text: str, form: Mapping[str, Any], remarks: tuple[str, ...]) -> Document:
     longer: list[int] = []
     shorter: list[int] = []
-    document = _table(_rows(text, between, quoting, longer, shorter), remarks)
+    document = _table(_rows(text, form, longer, shorter), remarks)
     for what, found in (("more", longer), ("fewer", shorter)):
         if found:
             rows = f"{len(found)} row{'s have' if len(found) > 1 else ' has'}"
@@ -196,39 +196,53 @@ def _headed_table(text: str, between: str, remarks: tuple[str, ...],
 
 
 @contextlib.contextmanager
-def _reader(text: str, between: str, quoting: int = csv.QUOTE_MINIMAL, strict: bool = False
-            ) -> Iterator[Any]:
-    """csv's reader of a table, whose fields may be as long as the table; csv's limit is global."""
+def _reader(text: str, form: Mapping[str, Any]) -> Iterator[Any]:
+    """csv's reader of a table, whose fields may be as long as the table; csv's limit is global.
+
+    form: csv's parameters.
+    """
     limit = csv.field_size_limit(len(text) + 1)
     try:
-        yield csv.reader(io.StringIO(text, newline=""), delimiter=between, quoting=quoting,
-                         skipinitialspace=True, strict=strict)
+        yield csv.reader(io.StringIO(text, newline=""), **form)
     finally:
         csv.field_size_limit(limit)
 
 
-def _is_open(text: str, between: str) -> bool:
+def _has_spaces(text: str, between: str) -> bool:
+    """Whether spaces may stand before the quotes of a field: not if a quote after them is one of
+    the text, as such a quote would not be closed at the end of its field, or only in another row.
+    """
+    form = {"delimiter": between, "skipinitialspace": True, "strict": True}
+    with contextlib.suppress(csv.Error), _reader(text, form) as rows:
+        return not any("\n" in field or "\r" in field for row in rows for field in row)
+    return False
+
+
+def _is_open(text: str, form: Mapping[str, Any]) -> bool:
     """Whether a table ends within quotes: then an empty line after it is not an empty row."""
-    with contextlib.suppress(csv.Error), _reader(f"{text}\n\n", between) as rows:
+    with contextlib.suppress(csv.Error), _reader(f"{text}\n\n", form) as rows:
         return collections.deque(rows, 1).pop() != []
     return False
 
 
-def _joined(text: str, between: str) -> int:
+def _joined(text: str, form: Mapping[str, Any]) -> int:
     """The first line in which a quote of an earlier line is closed, and the field goes on: they may
     be no quotes of a table, but of texts in two of its rows. 0 = there is none."""
-    with _reader(text, between, strict=True) as rows:
-        while True:
-            before = rows.line_num
-            try:
-                if next(rows, None) is None:
-                    return 0
-            except csv.Error:
-                if rows.line_num > before + 1:
-                    return rows.line_num
+    lines, before = io.StringIO(text, newline="").readlines(), 0
+    with contextlib.suppress(csv.Error), _reader(text, form) as rows:
+        for _ in rows:
+            row, before = lines[before : rows.line_num], rows.line_num
+            if len(row) > 1:
+                strict = csv.reader(row, strict=True, **form)
+                try:
+                    next(strict)
+                except csv.Error:
+                    if strict.line_num > 1:
+                        return before - len(row) + strict.line_num
+    return 0
 
 
-def _rows(text: str, between: str, quoting: int, longer: list[int], shorter: list[int]
+def _rows(text: str, form: Mapping[str, Any], longer: list[int], shorter: list[int]
           ) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Number and pairs of column and value of each row.
 
@@ -236,7 +250,7 @@ def _rows(text: str, between: str, quoting: int, longer: list[int], shorter: lis
     shorter: gets those of the rows with values that end before a column with a name.
     """
     try:
-        with _reader(text, between, quoting) as reader:
+        with _reader(text, form) as reader:
             rows = enumerate(reader, 1)
             header = next((row for _, row in rows if any(row) and row[0] != "sep="), [])
             header = [name.strip() for name in header]

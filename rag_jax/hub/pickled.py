@@ -94,8 +94,10 @@ ALLOWED: dict[tuple[str, str], Any] = {
 
 def _named(module: Any, name: Any) -> Any:
     if type(module) is not str or type(name) is not str or (module, name) not in ALLOWED:
+        asked = (f"{module[:80]}.{name[:80]}" if type(module) is type(name) is str
+                 else "something that is no name")
         raise HubError(
-            f"asks for {str(module)[:80]}.{str(name)[:80]}, which is no part of a dictionary of "
+            f"asks for {asked}, which is no part of a dictionary of "
             "tensors; nothing was run. Use the checkpoint's safetensors instead, or another source")
     return ALLOWED[module, name]
 
@@ -265,9 +267,9 @@ def _read_zip(stream: BinaryIO) -> tuple[Any, Callable[[str], tuple[int, int]]]:
         member = archive.getinfo(root + name)
         if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
             raise HubError(f"{name} is compressed or encrypted, which torch never does")
-        stream.seek(member.header_offset)
+        stream.seek(max(member.header_offset, 0))
         header = stream.read(30)
-        if header[:4] != b"PK\3\4":
+        if header[:4] != b"PK\3\4" or member.header_offset < 0:
             raise HubError(f"{name} is not where the archive's list says: download it again")
         name_length, extra_length = struct.unpack("<26x2H", header)
         return member.header_offset + 30 + name_length + extra_length, member.file_size

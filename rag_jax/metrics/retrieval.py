@@ -79,7 +79,8 @@ def gold_metrics(retrieved: Sequence[Sequence[str]], gold: Sequence[Collection[s
                          "expected as many of both, one or more, and a gold passage for each")
     ks = list(ks)
     gold = list(map(set, gold))  # an id that is named twice is one passage
-    hits = [np.isin(list(ids), list(right)) for ids, right in zip(retrieved, gold, strict=True)]
+    hits = [np.array([i in right for i in ids], bool)
+            for ids, right in zip(retrieved, gold, strict=True)]
     counts = np.array(list(map(len, gold)))
     metrics = {f"gold_recall@{k}": [hit[:k].sum() / count for hit, count in zip(
         hits, counts, strict=True)] for k in ks}

@@ -57,6 +57,9 @@ class Server:
       indexes: the open indexes, whose programs the worker compiles.
       settings: limits and names.
       compiled, started: as `Worker` calls them.
+
+    Attributes:
+      to_compile: how many programs the worker compiles at the start.
     """
 
     def __init__(self, indexes: Indexes, settings: Settings,
@@ -69,7 +72,7 @@ class Server:
                                lambda: self.worker.waiting)
         self._created = int(time.time())
         programs = indexes.current.programs
-        self._to_compile = len(settings.batch_sizes) * sum(
+        self.to_compile = len(settings.batch_sizes) * sum(
             len(index.programs) for index in indexes.open.values())
         self._models: dict[str, str | None] = {settings.model: None} | {
             f"{settings.model}-{tower.removesuffix('_encoder')}": tower
@@ -389,7 +392,7 @@ class Server:
     async def _ready(self, request: Request) -> Response:
         ready = self.worker.ready
         return JSONResponse({"ready": ready, "compiled": self.worker.compiled,
-                             "programs": self._to_compile}, 200 if ready else 503)
+                             "programs": self.to_compile}, 200 if ready else 503)
 
 
 class _Counted:

@@ -128,6 +128,8 @@ class Bounded(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self.flow.write_paused:  # what is left may be too little for a pause
+            self._expect_reading(self.transport.get_write_buffer_size())
         if self.cycle.response_complete:  # else the client has already sent the next request
             self._expect_head()
         self.data_received(b"")  # there is room again for what came earlier
@@ -136,15 +138,18 @@ class Bounded(HttpToolsProtocol):
         self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def _expect_reading(self, unread: int) -> None:
-        """Closes the connection after UNREAD_SECONDS if by then as many bytes are unread."""
+        """Closes the connection after UNREAD_SECONDS if by then no fewer bytes are unread."""
         def check() -> None:
             now = self.transport.get_write_buffer_size()
-            if now < unread:
-                self._expect_reading(now)
-            else:
+            if now >= unread:
                 self.transport.abort()
+            else:
+                self._expect_reading(now)
 
-        self._unread = self.loop.call_later(UNREAD_SECONDS, check)
+        if self._unread:
+            self._unread.cancel()
+        if unread:
+            self._unread = self.loop.call_later(UNREAD_SECONDS, check)
 
     def _head_without_offer(self) -> bytes:
         """The head that was read, without the offer of another protocol."""

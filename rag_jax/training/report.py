@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import pathlib
 import platform
 import resource
-import shlex
 import sys
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -27,6 +25,7 @@ from rag_jax.training.job import Index, Job
 from rag_jax.training.opened import Rag
 from rag_jax.training.warm_up import WarmTowers
 from rag_jax.types import Params
+from rag_jax.visible import command, shown_path
 
 LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "numpy", "scann")
 
@@ -148,16 +147,12 @@ def write_report(job: Job, results: dict[str, Any], secs: dict[str, float]
 
 def next_command(job: Job) -> str:
     """A question to ask the first run, as a command line from the current folder."""
-    def shown(path: pathlib.Path) -> str:
-        return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-    here, splits = pathlib.Path.cwd(), job.prepared.splits
+    splits = job.prepared.splits
     asked = next(splits[name][0] for name in ("leaders_2018", "test", "dev") if name in splits)
-    which = ["--workdir", shown(job.workdir), "--run", job.config.runs[0]]
+    which = ["--workdir", shown_path(job.workdir), "--run", job.config.runs[0]]
     if job.workdir.name == ingested.TRAINED and ingested.exists(job.workdir.parent):
-        which = ["--workdir", shown(job.workdir.parent)]  # it has the current documents
-    words = [shown(pathlib.Path(sys.executable)), "-m", "rag_jax.generate", *which, asked.question]
-    return f"Next, ask it:\n  {shlex.join(words)}"
+        which = ["--workdir", shown_path(job.workdir.parent)]  # it has the current documents
+    return f"Next, ask it:\n  {command('rag_jax.generate', *which, asked.question)}"
 
 
 def _shares(result: Evaluation) -> dict[str, np.ndarray]:

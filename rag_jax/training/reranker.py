@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from rag_jax import files, parallel
 from rag_jax.config import BertConfig, ConfigError
+from rag_jax.data import tokenizer_file
 from rag_jax.data.padding import by_length, pad_rows
 from rag_jax.data.text import PairForm, Tokenizer
 from rag_jax.hub import families
@@ -37,6 +38,7 @@ class Reranker:
       tokenizer: that of its checkpoint.
       longest: tokens that a pair may have, special tokens included.
       mesh: batches are split over it.
+      has_types: the passage has another token type than the question, if the model has two.
     """
 
     config: BertConfig
@@ -44,6 +46,7 @@ class Reranker:
     tokenizer: Tokenizer
     longest: int
     mesh: Mesh
+    has_types: bool = True
 
     @property
     def form(self) -> PairForm:
@@ -52,7 +55,8 @@ class Reranker:
         start, end = self.tokenizer.start, self.tokenizer.end
         count = 1 if self.config.model_type == "bert" else 2
         form = self.tokenizer.pair_form or PairForm([start], [end] * count, [end], 1)
-        return form._replace(second_type=min(form.second_type, self.config.second_type))
+        second_type = min(form.second_type, self.config.second_type) if self.has_types else 0
+        return form._replace(second_type=second_type)
 
     def logits(self, questions: Sequence[str], passages: Sequence[Passage]) -> np.ndarray:
         """The logits float32[R] of R questions, each with its passage; called by all processes
@@ -112,7 +116,8 @@ def _opened(source: str, stamp: str, dtype: str, mesh: Mesh) -> Reranker:
     described, named = pretrained.reranker(source), f"config.model.reranker.pretrained={source!r}"
     if families.RERANKER not in described.tokenizers:
         raise ConfigError(f"{named}: there is no tokenizer beside it")
-    tokenizer, config = Tokenizer.load(described.tokenizers[families.RERANKER]), described.retriever
+    folder, config = described.tokenizers[families.RERANKER], described.retriever
+    tokenizer = Tokenizer.load(folder)
     if tokenizer.start is None or tokenizer.needed_rows > config.vocab_size:
         raise ConfigError(f"{named}: the tokenizer beside it has {tokenizer.needed_rows} tokens, "
                           f"and the model {config.vocab_size} rows; take those of one checkpoint")
@@ -121,7 +126,8 @@ def _opened(source: str, stamp: str, dtype: str, mesh: Mesh) -> Reranker:
         raise ConfigError(f"{named}: it reads {longest} tokens; a question and a passage need "
                           f"{SHORTEST} or more")
     loaded = hub.load(source, mesh=mesh, retriever={"dtype": dtype})
-    return Reranker(loaded.retriever, loaded.params[families.RERANKER], tokenizer, longest, mesh)
+    return Reranker(loaded.retriever, loaded.params[families.RERANKER], tokenizer, longest, mesh,
+                    tokenizer_file.has_token_types(folder))
 
 
 def reranked(job: Job, index: Index | None) -> Index | RerankedIndex | None:

@@ -164,7 +164,7 @@ def test_markup_of_xhtml_that_nothing_ends_takes_no_time(open_one):
 
 def test_declarations_in_the_type_of_xhtml_are_no_text():
     """All of it was the text of the page, which lost its title."""
-    kind = '<!DOCTYPE html [ <!ENTITY c "Lima"> <!ELEMENT p ANY> ] >'
+    kind = '<!DOCTYPE html SYSTEM "[" [ <!ENTITY c "Lima"> <!ELEMENT p ANY> ] >'
     found = of("a.xhtml", kind + XHTML.format("", "<p>a [b] &gt; c</p>"))
     assert found.title == "Pump" and found.text.split()[-4:] == "a [b] > c".split()
     assert "ENTITY" not in found.text and "]" not in found.text.split("a [b]")[0]
@@ -230,15 +230,23 @@ EQUATION = "<math><msup><mi>c</mi><mn>2</mn></msup></math>"
 
 @pytest.mark.parametrize("page", [
     f'<span class="x mwe-math-mathml-a11y" style="display: none">{EQUATION}</span><img src="x">',
-    f'<span class="katex-mathml">{EQUATION}</span><span class="katex-html">c2</span>'])
+    f'<span class="katex-mathml">{EQUATION}</span><span class="katex-html">c2</span>',
+    '<span class="katex"><span class="katex-html">c<sup>2</sup></span></span>'])
 def test_an_equation_is_read_once_where_style_sheets_show_it(page):
     """MediaWiki hides it and shows a picture; KaTeX hides it and shows its pieces."""
     assert of("a.html", f"<p>E=m{page} is").text.strip() == "E=mc^2 is"
 
 
+def test_links_that_are_all_of_a_heading_or_lead_elsewhere_stay():
+    page = of("a.html", '<h2><a href="#num">#</a></h2><dl><dt><a href="#hash">#</a><dd>x</dl>'
+                        '<h2><a href="law.html#s5">\u00a7</a> 5 Liability</h2>')
+    assert page.text.split() == "# # x \u00a7 5 Liability".split()
+    assert [path for _, path in page.sections] == [("#",), ("\u00a7 5 Liability",)]
+
+
 @pytest.mark.parametrize("link", [
     '<a class="headerlink" href="#x">\u00b6</a>', '<a href="#x">#</a>', '<a href="#x"> \u200b</a>',
-    '<a href="#x">\u00a7</a>', '<a href="a.html#x">\U0001f517</a>'])
+    '<a href="#x">\u00a7</a>', '<a href="#x">\U0001f517</a>'])
 def test_the_link_of_a_heading_to_itself_is_no_part_of_it(link):
     """Every citation, title and search had it."""
     page = of("a.html", f"<h1>Setup{link}</h1><h2>{link}In C#</h2><dl><dt>f(x){link}</dt></dl>"
@@ -331,9 +339,26 @@ def test_rows_that_two_lax_quotes_enclose_are_not_joined_without_a_word():
                              "between them is one field",)
 
 
-def test_spaces_before_a_quote_are_no_part_of_a_field():
-    found = of("a.csv", 'id, text\n1, "a, b"\n2,  "two\nlines"\n')
-    assert found.text == "id: 1; text: a, b\n\nid: 2; text: two\nlines\n\n" and not found.remarks
+@pytest.mark.parametrize("content, rows", [
+    ('id, text\n1, "a, b"\n2,  "c ""d"""\n', ["id: 1; text: a, b", 'id: 2; text: c "d"']),
+    ('"a", "b;c"\n1, "x;y"\n', ["a: 1; b;c: x;y"]),
+    ('item, place, n\nbolt, 1, 1\nnut, ", 2\nscrew, ", 3\n',
+     ["item: bolt; place: 1; n: 1", 'item: nut; place: "; n: 2', 'item: screw; place: "; n: 3']),
+    ('id, text\n1, "Yes" she said\n', ['id: 1; text: "Yes" she said']),
+    ('id, text, n\n1, " no quote, a\n2, x, b\n',
+     ['id: 1; text: " no quote; n: a', "id: 2; text: x; n: b"])])
+def test_quotes_after_spaces_are_those_of_fields_where_all_are(content, rows):
+    """Fields were cut at their commas; and a lone quote is one of the text."""
+    found = of("a.csv", content)
+    assert found.text.split("\n\n")[:-1] == rows and not found.remarks
+
+
+def test_quotes_that_tables_have_for_line_ends_are_not_told():
+    """A row with one lax quote, and one with a line end in its quotes."""
+    rows = '1\t"x" y\t"multi\na\t"\n2\t"ok"\t"fine"\n3\t"two\nlines"\t"""q"""\n'
+    found = of("a.tsv", f"id\ttext\tmore\n{rows}")
+    assert len(found.sections) == 3 and not found.remarks
+    assert 'id: 3; text: two\nlines; more: "q"' in found.text
 
 
 def test_a_table_may_say_its_separator_and_begin_with_empty_lines():
@@ -438,7 +463,8 @@ def test_a_pdf_is_read_whose_title_is_damaged():
 
 
 @pytest.mark.parametrize("content, says", [
-    (pdf(["x"], encrypted=True), "encrypted"), (pdf(["", ""]), "none of its 2 pages has text"),
+    (pdf(["x"], encrypted=True), "encrypted"), (pdf(["", ""]), "no text in any of its 2 pages"),
+    (pdf([""]), "no text in its page: where it is scanned"),
     (b"%PDF-1.7 and nothing more", "damaged"), (b"", "damaged"),
     (pdf(["x"])[:200], "damaged")])
 def test_a_pdf_without_text_is_refused_with_its_reason(content, says):

@@ -279,17 +279,37 @@ def test_a_damaged_header(header, tmp_path):
         open_tensors(tmp_path)
 
 
+def test_a_member_before_the_file_is_damage(fake_torch, tmp_path):
+    """The system's error for its place named neither the file nor what to do."""
+    torch_file(tmp_path)
+    file = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(file) as archive:
+        place = archive.getinfo("archive/byteorder").header_offset
+    content = bytearray(file.read_bytes())
+    entry = content.index(b"PK\1\2")
+    while content[entry + 46 : entry + 63] != b"archive/byteorder":
+        entry = content.index(b"PK\1\2", entry + 1)
+    assert content[entry + 42 : entry + 46] == place.to_bytes(4, "little")
+    end = content.rindex(b"PK\5\6")
+    start = int.from_bytes(content[end + 16 : end + 20], "little")
+    content[end + 16 : end + 20] = (start + place + 9).to_bytes(4, "little")  # all lie before it
+    file.write_bytes(content)
+    with pytest.raises(HubError, match=r"pytorch_model\.bin: .*download it again"):
+        open_tensors(tmp_path)
+
+
 @pytest.mark.parametrize("pickled_bytes", [
     b"}" * 300_001, b"}r\xff\xff\xff\x7f.", b"X\xff\xff\xff\xffab",
     b"(" * 1000 + b"t" * 999 + b"Q.",
     b"ccollections\nOrderedDict\nq\0]q\1(" + b"".join(b"X\4\0\0\0%04dN\x86" % i for i in range(
         9999)) + b"e\x85q\2" + b"h\0h\2R" * 999 + b".",
+    b"\x80\2)" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(60)) + b"X\1\0\0\0a\x93.",
     b"c__builtin__\neval\n.", b"(ios\nsystem\n.", b"\x8c\x02os\x8c\x06system\x93.", b"}}2s.",
     b"}K\1K\2s."])
 def test_a_pickle_takes_no_more_than_its_opcodes(pickled_bytes, tmp_path, monkeypatch):
     """Numbers of the file (memo, lengths, nesting), and one list of which many dictionaries were
-    made (9 GB of 180 KB), must not decide how much is allocated, and no
-    opcode reaches anything but a dictionary of tensors."""
+    made (9 GB of 180 KB), or a name of tuples in tuples, must not decide how much is allocated, and
+    no opcode reaches anything but a dictionary of tensors."""
     file = tmp_path / "pytorch_model.bin"
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("archive/data.pkl", pickled_bytes)

@@ -190,6 +190,11 @@ def test_gold_metrics_by_hand():
     assert found == pytest.approx({name: 100 * np.mean(each) for name, each in expected.items()})
 
 
+def test_ids_that_differ_in_their_last_letter_alone_are_others():
+    """numpy drops zero characters at the end of a text."""
+    assert gold_metrics([["p0", "p1"]], [["p0\0"]], [1])["gold_mrr"] == 0
+
+
 @pytest.mark.parametrize("found, gold", [([], []), ([["a"]], []), ([["a"]], [set()])])
 def test_gold_metrics_need_gold(found, gold):
     with pytest.raises(ValueError, match="a gold passage for each"):

@@ -17,7 +17,7 @@ class Transport(asyncio.Transport):
 
     def __init__(self):
         super().__init__()
-        self.written, self.closed, self.reading, self.unread = b"", False, True, []
+        self.written, self.closed, self.reading, self.unread = b"", False, True, [0]
 
     def write(self, data):
         self.written += data
@@ -163,20 +163,27 @@ def test_of_what_is_sent_ahead_little_is_read_and_all_is_answered():
     assert asyncio.run(run()) == many
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["a part", "the end"])
 @pytest.mark.parametrize("unread, resumed, closed", [
     ([9, 9], False, True), ([9, 8, 7, 7], False, True), ([9, 8, 7, 6], True, False)],
     ids=["nothing", "no more", "slowly, and all"])
-def test_a_connection_whose_client_does_not_read_is_closed(unread, resumed, closed, monkeypatch):
+def test_a_connection_whose_client_does_not_read_is_closed(
+        unread, resumed, closed, whole, monkeypatch):
     """As many as the server has were held for ever; a slow client gets all of its answer."""
     monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0)
 
     async def run(resumed=resumed):
-        connection, transport, _, _ = connected([BEGIN])
-        transport.unread = unread
-        connection.pause_writing()
+        connection, transport, tasks, _ = connected([BEGIN + b"\r\n" * whole])
+        transport.unread = [*unread]
+        while whole and tasks:
+            await asyncio.sleep(0)
+        if not whole:
+            connection.pause_writing()
         for _ in range(20):
             if resumed and len(transport.unread) == 1:
-                connection.resume_writing()
+                transport.unread = [0]
+                if not whole:
+                    connection.resume_writing()
                 resumed = False
             await asyncio.sleep(0)
         assert transport.closed == closed

@@ -102,6 +102,19 @@ def test_a_folder_that_is_saved_anew_is_read_again(cross_encoder, tmp_path):
     assert pretrained.described(str(folder)).longest == 9
 
 
+@pytest.mark.parametrize("inputs, second_type", [
+    (["input_ids", "attention_mask"], 0), (["input_ids", "token_type_ids"], 1), (None, 1)])
+def test_token_types_are_an_input_if_the_settings_have_them(
+        cross_encoder, tmp_path, inputs, second_type):
+    """Of two texts that differ for the tokenizer, transformers gives the model no types then."""
+    folder = shutil.copytree(cross_encoder, tmp_path / "saved")
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**settings, "model_input_names": inputs}))
+    mesh = parallel.make_mesh(MeshConfig(), jax.devices()[:1])
+    assert open_reranker(str(folder), "float32", mesh).form.second_type == second_type
+
+
 @pytest.mark.parametrize("model_type, make, second_type, says_it", [
     ("bert", train_bert_tokenizer, 1, True), ("bert", train_bert_tokenizer, 1, False),
     ("xlm-roberta", train_bart_tokenizer, 0, True), ("xlm-roberta", train_bart_tokenizer, 0, False),
