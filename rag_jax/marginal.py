@@ -152,7 +152,7 @@ def log_share(doc_scores_BK: jax.Array, batch_scores_BP: jax.Array, doc_mask: ja
     times_P = ((ids_P[:, None] == ids_P[None]) & mask_P[None]).sum(axis=-1)
     dtype = jnp.result_type(batch_scores_BP, jnp.float32)
     log_times_P = jnp.log(jnp.maximum(times_P, 1).astype(dtype))
-    once_BP = batch_scores_BP - log_times_P[None]
+    once_BP = jnp.asarray(batch_scores_BP, dtype) - log_times_P[None]
     all_BP = jnp.where(mask_P[None], once_BP, MASKED)
     own_BK = jnp.where(doc_mask, doc_scores_BK, MASKED)
     if null_scores_B is not None:

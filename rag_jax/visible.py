@@ -36,7 +36,8 @@ def shown_path(path: pathlib.Path) -> str:
 
 def command(module: str, *words: str) -> str:
     """`python -m MODULE WORDS` for a shell in the current folder, by the Python that runs now."""
-    return shlex.join([shown_path(pathlib.Path(sys.executable)), "-m", module, *words])
+    python = shown_path(pathlib.Path(sys.executable)) if sys.executable else "python"
+    return shlex.join([python, "-m", module, *words])
 
 
 def shortened(text: str, most: int) -> str:

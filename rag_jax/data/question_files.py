@@ -230,7 +230,7 @@ def _ids(record: Record, key: str) -> tuple[str, ...]:
     if not record.has(key):
         return ()
     ids = record.fields[key]
-    if not isinstance(ids, list) or any(
+    if not isinstance(ids, list | tuple) or any(
             isinstance(i, bool) or not isinstance(i, str | int) for i in ids):
         raise record.error(key, "a list of passage ids, strings or integers")
     return tuple(map(str, ids))
@@ -290,7 +290,10 @@ def _columns(path: str, separator: str, answered: bool) -> Iterator[tuple[str, s
     rows = _csv_rows(path, separator)
     where, _, header = next(rows)
     names = [name.lower() for name in header]
-    question, = (i for i, name in enumerate(names) if name in _ASKED)
+    asked = [i for i, name in enumerate(names) if name in _ASKED]
+    if len(asked) != 1:  # the quotes of the header divide it otherwise
+        raise DataError(f"{where}: the columns {', '.join(header)!r:.60}: expected question, "
+                        f"answer, with {separator!r} between them")
     answers = [i for i, name in enumerate(names) if _ANSWERS.fullmatch(name)]
     other = {*names} - {names[i] for i in answers} - {"id", *_ASKED, ""}
     if answered and (other or not answers):
@@ -303,7 +306,7 @@ def _columns(path: str, separator: str, answered: bool) -> Iterator[tuple[str, s
                             f"{len(fields)}: a field with {separator!r} in it stands in quotes")
         given = [fields[i] for i in answers]
         yield (where, fields[names.index("id")] if "id" in names else str(number),
-               [fields[question], *(filter(None, given) if any(given) else given)])
+               [fields[asked[0]], *(filter(None, given) if any(given) else given)])
 
 
 def _csv_rows(path: str, separator: str) -> Iterator[tuple[str, int, list[str]]]:
@@ -312,8 +315,9 @@ def _csv_rows(path: str, separator: str) -> Iterator[tuple[str, int, list[str]]]
 
     def lines() -> Iterator[str]:
         for where, number, line in numbered_lines(path):
+            empty = number - begun[-1][1] - 1 if begun else 0  # lines within quotes
             begun.append((where, number))
-            yield f"{line}\n"
+            yield "\n" * empty + f"{line}\n"
 
     rows = csv.reader(lines(), delimiter=separator, skipinitialspace=True, strict=True)
     while True:
@@ -326,7 +330,8 @@ def _csv_rows(path: str, separator: str) -> Iterator[tuple[str, int, list[str]]]
                             ) from None
         if row is None:
             return
-        yield *begun[0], [field.strip() for field in row]
+        if any(map(str.strip, row)):  # a spreadsheet may end with rows of commas alone
+            yield *begun[0], [field.strip() for field in row]
 
 
 def _is_open(field: str) -> bool:

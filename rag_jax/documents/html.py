@@ -207,10 +207,10 @@ def _is_hidden(node: Any) -> bool:
 
 def _is_permalink(node: Any, classes: list[str]) -> bool:
     """Whether an element is the link of a heading, term or caption to itself, beside its text."""
-    inside = node.first_child
-    return (node.tag == "a" and (node.attributes.get("href") or "").startswith("#")
-            and inside is not None and inside.next is None
-            and inside.tag == "-text" and inside.text(deep=False).strip() in _PERMALINKS
-            and (node.prev is not None or node.next is not None)
-            and ("headerlink" in classes or node.parent.tag == "dt"
-                 or bool(_LEVEL.fullmatch(node.parent.tag))))
+    inside, link = node.first_child, node.attributes.get("href") or ""
+    if node.tag != "a" or "#" not in link or inside is None or inside.tag != "-text" or (
+            inside.next is not None or inside.text(deep=False).strip() not in _PERMALINKS):
+        return False
+    return "headerlink" in classes or (
+        link.startswith("#") and (node.prev is not None or node.next is not None)
+        and (node.parent.tag == "dt" or bool(_LEVEL.fullmatch(node.parent.tag))))

@@ -209,13 +209,25 @@ def _reader(text: str, form: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _has_spaces(text: str, between: str) -> bool:
-    """Whether spaces may stand before the quotes of a field: not if a quote after them is one of
-    the text, as such a quote would not be closed at the end of its field, or only in another row.
+    """Whether spaces may stand before the quotes of a field: if the rows are then more even; where
+    they are as even without, not if a quote after spaces is one of the text, as such a quote would
+    not be closed at the end of its field, or only in another row.
     """
-    form = {"delimiter": between, "skipinitialspace": True, "strict": True}
-    with contextlib.suppress(csv.Error), _reader(text, form) as rows:
+    form = {"delimiter": between, "skipinitialspace": True}
+    with_spaces, without = _uneven(text, form), _uneven(text, {"delimiter": between})
+    if with_spaces != without:
+        return with_spaces < without
+    with contextlib.suppress(csv.Error), _reader(text, {**form, "strict": True}) as rows:
         return not any("\n" in field or "\r" in field for row in rows for field in row)
     return False
+
+
+def _uneven(text: str, form: Mapping[str, Any]) -> int:
+    """How many rows have more or fewer fields than the first."""
+    with contextlib.suppress(csv.Error), _reader(text, form) as rows:
+        sizes = [len(row) for row in rows if any(row)]
+        return sum(size != sizes[0] for size in sizes)
+    return len(text)
 
 
 def _is_open(text: str, form: Mapping[str, Any]) -> bool:

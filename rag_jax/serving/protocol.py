@@ -93,6 +93,8 @@ class Bounded(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         self._unread.cancel()
+        if self.cycle is None or self.cycle.response_complete:  # what is left may never be read
+            self._expect_reading(self.transport.get_write_buffer_size())
 
     def data_received(self, data: bytes) -> None:
         self._later += data

@@ -239,8 +239,8 @@ def test_a_table_without_tabs_is_refused(tmp_path, read, name, text):
      [("2", "Who?", "Lima"), ("3", 'Who, "then"?', "a, b")]),
     ("\ufeffQuestion;Answer 1;answer_2\r\nWho?;Lima;Quito\r\n\r\nWhat?;x;\r\nHow?;;y\r\n",
      [("2", "Who?", "Lima", "Quito"), ("4", "What?", "x"), ("5", "How?", "y")]),
-    ('answers,id,question\n"[""a"", ""b""]",q7,"Who\nis it?"\nc, 8 , When? \n',
-     [("q7", "Who\nis it?", "a", "b"), ("8", "When?", "c")])])
+    ('answers,id,question\n"[""a"", ""b""]",q7,"Who\n\nis it?"\nc, 8 , When? \n,,\n',
+     [("q7", "Who\n\nis it?", "a", "b"), ("8", "When?", "c")])])
 def test_a_csv_whose_header_names_its_columns_is_read(tmp_path, text, expected):
     """What every spreadsheet writes was refused for having no tabs."""
     file = write(tmp_path / "q.csv", text)
@@ -254,6 +254,7 @@ def test_a_csv_whose_header_names_its_columns_is_read(tmp_path, text, expected):
     ('question,answer\nWho?,x\n"Who" is it?,Lima\n', "csv:3: ',' expected after '\"': a field"),
     ('question,answer\nWho?,x\n"Who\nis it?,Lima\n', "csv:3: unexpected end of data"),
     ("question,answer,place\nWho?,Lima,Peru\n", "csv:1: the column 'place': expected question"),
+    ('"a,question",answer\nWho?,x\n', "csv:1: the columns 'a,question, answer': expected question"),
     ("id,question\n1,Who?\n", "csv:1: no column of answers: expected question, answer"),
     ("question,answer\nWho?,\n", r"csv:2: answers\[0\] is empty"),
     ("question,answer\n", "no examples in it"),

@@ -237,6 +237,12 @@ def test_an_equation_is_read_once_where_style_sheets_show_it(page):
     assert of("a.html", f"<p>E=m{page} is").text.strip() == "E=mc^2 is"
 
 
+def test_a_link_that_says_what_it_is_may_stand_alone_and_be_saved_whole():
+    link = '<a class="headerlink" href="https://a.org/p.html#t">\u00b6</a>'
+    page = of("a.html", f"<h2>Title<span>{link}</span></h2>")
+    assert page.sections[0][1] == ("Title",) and page.text.split() == ["Title"]
+
+
 def test_links_that_are_all_of_a_heading_or_lead_elsewhere_stay():
     page = of("a.html", '<h2><a href="#num">#</a></h2><dl><dt><a href="#hash">#</a><dd>x</dl>'
                         '<h2><a href="law.html#s5">\u00a7</a> 5 Liability</h2>')
@@ -252,9 +258,9 @@ def test_the_link_of_a_heading_to_itself_is_no_part_of_it(link):
     page = of("a.html", f"<h1>Setup{link}</h1><h2>{link}In C#</h2><dl><dt>f(x){link}</dt></dl>"
                         '<p><span>A figure</span><a class="headerlink" href="#f">\u00b6</a></p>'
                         '<p>See <a href="#p">\u00a7</a> 5, <a href="#q">C#</a></p>'
-                        '<h2><a href="#r">#<b>1</b></a></h2>')
-    assert [path[-1] for _, path in page.sections] == ["Setup", "In C#", "#1"]
-    assert page.text.split() == "Setup In C# f(x) A figure See \u00a7 5, C# #1".split()
+                        '<h2><a href="#r">#<b>1</b></a> in C</h2>')
+    assert [path[-1] for _, path in page.sections] == ["Setup", "In C#", "#1 in C"]
+    assert page.text.split() == "Setup In C# f(x) A figure See \u00a7 5, C# #1 in C".split()
 
 
 def test_headings_and_titles_are_what_is_shown_of_them():
@@ -342,6 +348,8 @@ def test_rows_that_two_lax_quotes_enclose_are_not_joined_without_a_word():
 @pytest.mark.parametrize("content, rows", [
     ('id, text\n1, "a, b"\n2,  "c ""d"""\n', ["id: 1; text: a, b", 'id: 2; text: c "d"']),
     ('"a", "b;c"\n1, "x;y"\n', ["a: 1; b;c: x;y"]),
+    ('id, text\n1, "a, b"\n2, "c\nd, e"\n"3\n4", "f, g"\n',
+     ["id: 1; text: a, b", "id: 2; text: c\nd, e", "id: 3\n4; text: f, g"]),
     ('item, place, n\nbolt, 1, 1\nnut, ", 2\nscrew, ", 3\n',
      ["item: bolt; place: 1; n: 1", 'item: nut; place: "; n: 2', 'item: screw; place: "; n: 3']),
     ('id, text\n1, "Yes" she said\n', ['id: 1; text: "Yes" she said']),

@@ -173,7 +173,8 @@ def test_a_connection_whose_client_does_not_read_is_closed(
     monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0)
 
     async def run(resumed=resumed):
-        connection, transport, tasks, _ = connected([BEGIN + b"\r\n" * whole])
+        connection, transport, tasks, _ = connected(
+            [BEGIN + (b"\r\n" if whole else b"content-length: 2\r\n\r\n1")])
         transport.unread = [*unread]
         while whole and tasks:
             await asyncio.sleep(0)
@@ -181,12 +182,31 @@ def test_a_connection_whose_client_does_not_read_is_closed(
             connection.pause_writing()
         for _ in range(20):
             if resumed and len(transport.unread) == 1:
-                transport.unread = [0]
+                transport.unread = [0 if whole else 3]  # of a stream a little may stay
                 if not whole:
                     connection.resume_writing()
                 resumed = False
             await asyncio.sleep(0)
         assert transport.closed == closed
+        connection.connection_lost(None)
+
+    asyncio.run(run())
+
+
+def test_what_is_left_of_a_whole_answer_once_writing_goes_on_is_watched_too(monkeypatch):
+    """The client read until there was room, and no more."""
+    monkeypatch.setattr(protocol, "UNREAD_SECONDS", 0)
+
+    async def run():
+        connection, transport, tasks, _ = connected([BEGIN + b"\r\n"])
+        while tasks:
+            await asyncio.sleep(0)
+        transport.unread = [3]
+        connection.pause_writing()
+        connection.resume_writing()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert transport.closed
         connection.connection_lost(None)
 
     asyncio.run(run())
