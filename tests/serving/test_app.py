@@ -390,7 +390,8 @@ def served(monkeypatch):
     monkeypatch.setattr(indexes, "Indexes", lambda rag, settings: (
         given.append(settings), types.SimpleNamespace(open_also=given.append))[1])
     monkeypatch.setattr(app, "Server", lambda indexes, settings, compiled, started: (
-        types.SimpleNamespace(app=started, worker=types.SimpleNamespace(failure=None))))
+        types.SimpleNamespace(app=started, to_compile=8,
+                              worker=types.SimpleNamespace(failure=None))))
     monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.setattr(uvicorn, "Config", lambda app, **_: types.SimpleNamespace(app=app))
     monkeypatch.setattr(uvicorn.Server, "run", run)
@@ -398,9 +399,11 @@ def served(monkeypatch):
 
 
 def test_a_free_port_is_the_one_that_is_printed(served, capsys):
-    """Which port was listened at was said nowhere."""
+    """Which port was listened at was said nowhere, and for minutes nothing at all."""
     serve.main(["--port=0"])
-    assert re.fullmatch(r"ready: http://127.0.0.1:[1-9]\d+\n", capsys.readouterr().out)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "compiling 8 programs; the first time takes minutes"
+    assert re.fullmatch(r"ready: http://127.0.0.1:[1-9]\d+", *rest)
 
 
 def test_lists_of_flags_may_have_spaces_and_large_numbers(served):
