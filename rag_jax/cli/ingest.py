@@ -77,7 +77,7 @@ def _lines(options: argparse.Namespace, done) -> list[str]:
     if before:
         what = "file that was read before has" if len(before) == 1 else (
             "files that were read before have")
-        lines += [f"{len(before)} {what} remarks; rag_jax.ingest(...).remarks in Python has them:",
+        lines += [f"{len(before)} {what} remarks (in Python, rag_jax.ingest(...).remarks):",
                   f"  {visible(first_of(before, SHOWN))}"]
     for what, found in (("not read", done.skipped),
                         ("not read now, so that their passages of before stay", done.stay)):

@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 import rag_jax
 from rag_jax import package_data
-from rag_jax.hub.families import DATA, Family
+from rag_jax.hub.families import BARE, DATA, Family
+
+_VECTORS = (" Where the folder has a modules.json, `SentenceTransformer(FOLDER).encode([TEXT])` of "
+            "sentence-transformers gives the vectors of texts; transformers gives the states of "
+            "their tokens.")
 
 
 class Provenance(NamedTuple):
@@ -33,7 +37,8 @@ def model_card(family: Family, provenance: Provenance) -> str:
             for tower, source in provenance.base.items()]
     data = [f"- {name}: {_name(source)}" for name, source in provenance.data.items()]
     return package_data.text(__package__, "model_card.md").format(
-        family=family.architecture, what=DATA["about"][family.model_type],
+        family=family.architecture,
+        what=DATA["about"][family.model_type] + _VECTORS * (family.model_type in BARE),
         version=rag_jax.__version__,
         origin=f"the trained run `{provenance.run}`" if provenance.run else (
             "a workdir without a trained run"),

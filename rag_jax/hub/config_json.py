@@ -324,12 +324,16 @@ def _checked(config: Tower, file: pathlib.Path) -> Tower:
 
 def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
                 ) -> SpecialIds:
-    """Those of a generator's config.json and its generation_config.json (or {}), which goes first.
+    """Those of a generator's config.json and its generation_config.json (or {}), which goes first;
+    as in transformers, nothing is forced that the latter, if there is one, does not say.
 
     Raises:
       HubError: an id that is no row of the token table.
     """
     merged = _merged(config, generation)
+    if generation:
+        merged |= {name: generation.get(name)
+                   for name in (IDS["forced_bos"], IDS["forced_eos"])}
     if config.get("model_type") in causal.USUAL:  # a prompt's template begins and ends it
         end = merged.get("eos_token_id")
         merged |= {"decoder_start_token_id": end, "forced_bos_token_id": None}

@@ -269,11 +269,12 @@ def test_settings_of_generation_come_from_where_transformers_takes_them(tmp_path
     section = json.loads((folder / "config.json").read_text())["generator"]
     edit_config(folder, num_beams=3, generator={
         **section, "num_beams": 4, "length_penalty": 2, "min_length": None, "max_length": 2})
-    assert describe(folder).search == {"num_beams": 3, "length_penalty": 2.0}
+    found = describe(folder)
+    assert found.search == {"num_beams": 3, "length_penalty": 2.0} and found.ids == IDS
     (folder / "generation_config.json").write_text('{"max_length": 21, "forced_eos_token_id": 2}')
     found = describe(folder)
     assert found.search == {"max_length": 20}, "without the start token"
-    assert found.ids == dataclasses.replace(IDS, forced_eos=2)
+    assert found.ids == dataclasses.replace(IDS, forced_bos=None, forced_eos=2), "it alone forces"
     (folder / "generation_config.json").write_text('{"length_penalty": "long"}')
     with pytest.raises(HubError, match=r"generation_config\.json: length_penalty = 'long'"):
         load(folder)

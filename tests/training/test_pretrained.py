@@ -186,7 +186,8 @@ def test_how_a_checkpoint_searches_holds_where_it_answers_as_it_is(sources, wher
     described, said = json.loads((folder / "config.json").read_text()), SAID | {"max_length": 12}
     described["generator"] |= {"forced_bos_token_id": PIECES.start, "num_beams": 7}
     if where == "generation_config.json":
-        (folder / where).write_text(json.dumps(said))
+        forced = {"forced_bos_token_id": PIECES.start, "forced_eos_token_id": PIECES.end}
+        (folder / where).write_text(json.dumps(said | forced))
     else:
         described["generator"] |= said
     (folder / "config.json").write_text(json.dumps(described))
