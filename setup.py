@@ -22,6 +22,8 @@ REQUIRES = [
     "tensorflow-datasets>=4.9.10",
     "array_record>=0.8.6",
     "importlib_resources",
+    # The lazy imports of tensorflow-datasets, which brings it anyway, kept to one thread.
+    "etils>=1.9.1",
     # Passages in Hugging Face's tables; tensorflow-datasets brings it anyway.
     "pyarrow",
     # Tokenizers by Hugging Face name; `tokenizers` alone does the work at run time.

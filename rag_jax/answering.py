@@ -68,9 +68,15 @@ def keys_of(seeds: int | np.ndarray, numbers: np.ndarray) -> jax.Array:
 
     seeds: of the list, or uint32[Q] where the questions come from lists with seeds of their own.
     """
+    # Explicit transfers, which jax.transfer_guard allows.
+    return _keys(*jax.device_put((np.asarray(seeds, np.uint32), numbers)))
+
+
+@jax.jit
+def _keys(seeds: jax.Array, numbers: jax.Array) -> jax.Array:
     # By other generators, such as rbg, what is drawn depends on the rest of the batch.
     key = functools.partial(jax.random.key, impl="threefry2x32")
-    roots = key(seeds) if isinstance(seeds, int) else jax.vmap(key)(seeds)
+    roots = jax.vmap(key)(seeds) if seeds.ndim else key(seeds)
     return jax.vmap(jax.random.fold_in, (0 if roots.ndim else None, 0))(roots, numbers)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from rag_jax.config import Config, ConfigError
 from rag_jax.errors import UserError
 from rag_jax.overrides import REMOVED, replace
-from rag_jax.rules import validate
+from rag_jax.rules import check_sections, validate
 
 # The folder of shipped config files: inside the package in a wheel, beside it in a checkout.
 _HERE = pathlib.Path(__file__).absolute().parent
@@ -41,7 +41,8 @@ def load_file(path: str) -> Config:
     working folder has no such file.
 
     Raises:
-      ConfigError: there is no such file, or it raises an error, whose line is named.
+      ConfigError: there is no such file, or it raises an error, whose line is named; or it gives
+        something else, or something else for a section.
     """
     with _run_file(path) as (argument, names):
         get_config = names.get("get_config")
@@ -53,6 +54,7 @@ def load_file(path: str) -> Config:
         config = get_config(argument) if argument else get_config()
     if not isinstance(config, Config):
         raise ConfigError(f"--config={path}: get_config() must return a rag_jax.config.Config")
+    check_sections(config)
     return config
 
 

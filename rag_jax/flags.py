@@ -27,6 +27,8 @@ NO_OPTION = "\0"  # marks words after `--`; no argument of a process can contain
 class _Parser(argparse.ArgumentParser):
     """Options anywhere between the other arguments, written in full; misspelt ones get advice."""
 
+    takes_fields = False  # of a configuration, as --config.FIELD
+
     def parse_known_args(self, args=None, namespace=None):
         return self._without_unknown(*super().parse_known_args(args, namespace))
 
@@ -62,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
         """Near matches of an unknown option: options, or a field that lacks --config."""
         name = argument.partition("=")[0].removeprefix("--")
         fields = [f"--config.{field}" for field in overrides.fields()
-                  if f".{field}".endswith(f".{name}")]
+                  if self.takes_fields and f".{field}".endswith(f".{name}")]
         if fields:
             return near_matches(f"--config.{name}", fields, cutoff=0)
         known = [option for option in self._option_string_actions if option.startswith("--")]
@@ -142,6 +144,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
     Raises:
       ConfigError: a config file or field that cannot be used.
     """
+    parser.takes_fields = True
     if load is None:
         parser.add_argument("--config", default=str(QUICKSTART), metavar="FILE",
                             help="python file with get_config(), your own or a shipped one "

@@ -28,6 +28,9 @@ RULES: dict[str, tuple[str, ...]] = {
 }
 
 
+AXES = frozenset(("data", "fsdp", "model"))  # of the meshes that the rules speak of
+
+
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """A (data, fsdp, model) mesh over `devices` (all by default).
 
@@ -74,9 +77,16 @@ def _shards(mesh: Mesh | AbstractMesh, targets: str | tuple[str, ...] | None) ->
     return math.prod(mesh.shape[name] for name in names)
 
 
+def _is_ours(mesh: Mesh | AbstractMesh) -> bool:
+    """Whether a mesh has several devices and the axes of the rules. A caller's own may have others:
+    there, as without a mesh, the compiler lays out all values."""
+    return mesh.size > 1 and set(mesh.axis_names) >= AXES
+
+
 def shards(mesh: Mesh | AbstractMesh, axis: str) -> int:
-    """Into how many parts a mesh splits a logical axis; 1 without a mesh of several devices."""
-    return _shards(mesh, RULES[axis]) if mesh.size > 1 else 1
+    """Into how many parts a mesh splits a logical axis; 1 where it has not several devices, or not
+    the axes of the rules."""
+    return _shards(mesh, RULES[axis]) if _is_ours(mesh) else 1
 
 
 def platform(x: jax.Array) -> str:
@@ -145,8 +155,8 @@ def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
     devices where it should gather the parameters of a layer.
 
     Args:
-      x: is returned as it is where there is no mesh of several devices, or where the mesh does not
-        divide the named dimensions.
+      x: is returned as it is where there is no mesh of several devices, or one without the axes of
+        the rules, or where the mesh does not divide the named dimensions.
       axes: logical names of the leading dimensions; the others are whole on every device.
       name: of the value, for errors.
 
@@ -154,7 +164,7 @@ def constrain(x: jax.Array, *axes: str | None, name: str) -> jax.Array:
       ValueError: as `spec`.
     """
     mesh, wanted = jax.typeof(x).sharding.mesh, spec(axes, name)
-    if set(mesh.axis_types) != {AxisType.Auto} or mesh.size == 1 or any(
+    if set(mesh.axis_types) != {AxisType.Auto} or not _is_ours(mesh) or any(
             size % _shards(mesh, targets) for size, targets in zip(x.shape, wanted, strict=False)):
         return x
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, wanted))
@@ -200,7 +210,7 @@ def gathered(params: Any, boxed: Any) -> Any:
 
     def one(path: Any, leaf: jax.Array, box: nn.LogicallyPartitioned) -> jax.Array:
         mesh = jax.typeof(leaf).sharding.mesh
-        if mesh.size <= 1:
+        if not _is_ours(mesh):
             return leaf
         axes = [axis if "fsdp" not in RULES[axis] and size % _shards(mesh, RULES[axis]) == 0
                 else None for axis, size in zip(box.names, leaf.shape, strict=True)]

@@ -19,12 +19,19 @@ def validate(config: Config, resolved: bool = False, trains: bool = False) -> Co
     resolved: the sizes of pretrained towers have been filled in, and are checked too.
     trains: its runs are to be fine-tuned; others only answer.
     """
+    check_sections(config)
     problems = list(problems_of_values(config, "config.")) or list(itertools.chain(
         _texts(config), _runs(config, trains), _data(config), _towers(config, resolved),
         _stages(config, trains)))
     if problems:
         raise ConfigError("\n".join(dict.fromkeys(problems)))  # several runs may share one
     return config
+
+
+def check_sections(config: Config) -> None:
+    """Raises a ConfigError where sections are none, before any field of them is looked at."""
+    if problems := list(problems_of_sections(config, "config.")):
+        raise ConfigError("\n".join(problems))
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -58,15 +65,24 @@ def check_prompt(config: Config) -> None:
                           "source_format=prompt, or leave the prompt out")
 
 
+def problems_of_sections(config: Any, prefix: str = "") -> Iterator[str]:
+    """Which sections of a dataclass are none."""
+    for f in dataclasses.fields(config):
+        if dataclasses.is_dataclass(f.type):
+            section, where = getattr(config, f.name), f"{prefix}{f.name}"
+            if isinstance(section, f.type):
+                yield from problems_of_sections(section, f"{where}.")
+            else:
+                yield f"{where}: a {type(section).__name__}; expected {f.type.__name__}(...)"
+
+
 def problems_of_values(config: Any, prefix: str = "") -> Iterator[str]:
-    """What is wrong with each value of a dataclass by itself: its type and its bounds, if any."""
+    """What is wrong with each value of a dataclass, whose sections are sound, by itself: its type
+    and its bounds, if any."""
     for f in dataclasses.fields(config):
         value, where = getattr(config, f.name), f"{prefix}{f.name}"
         if dataclasses.is_dataclass(f.type):
-            if isinstance(value, f.type):
-                yield from problems_of_values(value, f"{where}.")
-            else:
-                yield f"{where}: a {type(value).__name__}; expected {f.type.__name__}(...)"
+            yield from problems_of_values(value, f"{where}.")
         elif not accepts(f.type, value):
             yield f"{where}={value!r}: expected {type_name(f.type)}"
         elif value is not None:

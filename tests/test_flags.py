@@ -13,6 +13,7 @@ import pytest
 from rag_jax import cli, config_files, flags, overrides, process
 from rag_jax import config as configs
 from rag_jax.cli import reproduce, train
+from rag_jax.config import ConfigError
 from rag_jax.errors import Preempted
 from rag_jax.training import workdir
 
@@ -140,6 +141,29 @@ def test_a_misspelt_option_gets_near_matches(argv, advice, capsys):
     with pytest.raises(SystemExit) as stop:
         parse(argv, "question")
     assert stop.value.code == 2 and advice in capsys.readouterr().err
+
+
+def test_a_command_without_a_configuration_advises_none_of_its_fields(capsys):
+    """`reproduce --seed` was told of --config.seed, which it then refused."""
+    parser = flags.make_parser("reproduce", "")
+    parser.add_argument("--seeds", type=int)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--seed=1"])
+    assert "did you mean --seeds?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fields, wrong", [
+    ("train={'steps': 3}", "config.train: a dict; expected TrainConfig"),
+    ("model=None", "config.model: a NoneType; expected ModelConfig"),
+    ("train=TrainConfig(optimizer='adam')", "config.train.optimizer: a str; expected"),
+])
+@pytest.mark.parametrize("argv", [(), ("--help",), ("--config.train.optimizer.learning_rate=3",)])
+def test_a_section_of_a_file_that_is_none_is_named_at_once(fields, wrong, argv, tmp_path):
+    """Its help, and the change of a field in it, ended in a traceback."""
+    (tmp_path / "own.py").write_text("from rag_jax.config import Config, TrainConfig\n"
+                                     f"def get_config(): return Config({fields})\n")
+    with pytest.raises(ConfigError, match=wrong):
+        parse(f"--config={tmp_path / 'own.py'}", *argv)
 
 
 @pytest.mark.parametrize("argv, question", [

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 import tiny
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rag_jax import parallel
 from rag_jax.config import CausalConfig, ConfigError, MeshConfig, OptimizerConfig
@@ -21,7 +21,7 @@ from rag_jax.data.packed import Groups
 from rag_jax.decoding.answer import decode
 from rag_jax.decoding.settings import Decoding
 from rag_jax.fusion import Fusion
-from rag_jax.models import rag
+from rag_jax.models import likelihood, rag
 from rag_jax.models.products import Linear
 from rag_jax.training import optim, step
 from rag_jax.types import RetrieverBatch, Seq2SeqBatch
@@ -266,6 +266,25 @@ def sum_of_losses(losses):
 
 def compile_quickly(jitted, *arguments):
     return jitted.lower(*arguments).compile(compiler_options={"xla_backend_optimization_level": 0})
+
+
+@pytest.mark.parametrize("implementation", ["threefry2x32", "unsafe_rbg"])
+@pytest.mark.parametrize("axes", [("data",), ("replica", "rows")])
+def test_a_mesh_with_other_axes_is_left_to_the_compiler(axes, implementation):
+    """A caller's own loss, data parallel on a mesh of its own, ended with KeyError: 'model'."""
+    mesh = jax.make_mesh((8, 1)[: len(axes)], axes, axis_types=(AxisType.Auto,) * len(axes))
+    model, key = tiny.rag_model(), jax.random.key(3, impl=implementation)
+    params, batch = tiny.rag_params(model), tiny.rag_batch(questions=8, model=model)
+
+    @jax.jit
+    def loss(params, batch, key):
+        return likelihood.log_likelihood(model, params, batch, dropout_key=key)["log_p"].mean()
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    placed = (jax.device_put(params, everywhere),
+              jax.device_put(batch, NamedSharding(mesh, PartitionSpec(axes[:1]))),
+              jax.device_put(key, everywhere))
+    np.testing.assert_allclose(loss(*placed), loss(params, batch, key), rtol=1e-5)
 
 
 def mesh_of(sizes):

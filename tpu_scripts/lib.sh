@@ -86,7 +86,8 @@ no_arguments() {
 # A command for the workers is in ARGS, and keeps what it writes.
 require_command() {
   ((${#ARGS[@]})) || die "the command is missing; --help says where it goes"
-  [[ ! " ${ARGS[*]}" =~ workdir[=\ ](gs://[^\ ]*) ]] || refuse_bucket "${BASH_REMATCH[1]}"
+  [[ ! " ${ARGS[*]}" =~ (workdir|--out|--to|natural_questions\.sh)[=\ ](gs://[^\ ]*) ]] ||
+    refuse_bucket "${BASH_REMATCH[2]}"
 }
 
 refuse_bucket() {

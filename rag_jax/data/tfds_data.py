@@ -3,6 +3,7 @@
 TensorFlow is never imported: the data sets are read as random-access data sources.
 """
 
+import builtins
 import contextlib
 import difflib
 import functools
@@ -13,6 +14,7 @@ import os
 import re
 import sys
 import tarfile
+import threading
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,6 +36,7 @@ _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[
                              re.DOTALL)
 _TRIVIA_QA_URL = "http://nlp.cs.washington.edu/triviaqa/data/triviaqa-{}.tar.gz"
 _MARK = "rag_jax_fingerprint.json"  # in what `prepare_dataset` wrote
+_IMPORTING = threading.RLock()
 
 
 def prepare_dataset(
@@ -112,7 +115,29 @@ def _question_builder(name: str, splits: Mapping[str, list[Example]], data_dir: 
                      disable_shuffling=True)
 
 
+@contextlib.contextmanager
+def _lazy_imports(**callbacks: Any) -> Iterator[None]:
+    """`etils.epy.lazy_imports`, but for this thread alone.
+
+    It replaces `builtins.__import__` while TFDS is imported: a function of another thread, such as
+    one of jax that traces, would import lazy modules where it wants classes.
+    """
+    from etils.epy import lazy_imports_utils
+
+    mine = threading.get_ident()
+    with _IMPORTING:
+        everywhere = builtins.__import__
+        with lazy_imports_utils.lazy_imports(**callbacks):
+            lazily = builtins.__import__
+            builtins.__import__ = lambda *args, **given: (
+                lazily if threading.get_ident() == mine else everywhere)(*args, **given)
+            yield
+
+
 def _import_tfds() -> types.ModuleType:
+    from etils import epy
+
+    epy.lazy_imports = _lazy_imports
     import tensorflow_datasets as tfds  # 0.6 s, so only where it is needed
 
     if not sys.stderr.isatty():

@@ -70,7 +70,7 @@ def _short(queries: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Arr
     parts, groups = (parallel.shards(mesh, axis) for axis in ("batch", "heads"))
     if (mask.shape != (rows, 1, 1, sources) or targets % 16 or sources % 16
             or targets * sources > LARGEST or rows % parts or heads % groups
-            or heads // groups * size % LANES or LANES % size):
+            or heads // groups * size % LANES or LANES % size or mesh.size > parts * groups):
         return None
     attend = functools.partial(short_attention, size)
     if mesh.size > 1:

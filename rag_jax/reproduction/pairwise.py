@@ -165,6 +165,8 @@ def tally(key: Mapping[str, Mapping], sheets: Sequence[pathlib.Path]) -> Tally:
                                  "keep one of the lines")
             given[row["item"]] = {
                 name: key[row["item"]].get(row[name], row[name]) for name in QUESTIONS}
+    if not answers:
+        raise DataError("the sheets have no rows below their headers: nothing is judged")
     controls = {item for item, sides in key.items() if sides["control"]}
 
     def passes(given: Mapping[str, Mapping[str, str]]) -> bool:

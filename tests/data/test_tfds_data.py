@@ -1,5 +1,6 @@
 """Question sets through TFDS: round trip, built-in sets, errors, and no need of TensorFlow."""
 
+import builtins
 import http.server
 import io
 import json
@@ -233,6 +234,32 @@ def test_trivia_qa(tmp_path, web, monkeypatch):
     assert "no answers" in message_of(source + ":test", data_dir=str(tmp_path / "tfds"))
     error = message_of("tfds:trivia_qa/unfiltered", data_dir=str(tmp_path / "tfds"))
     assert "name trivia_qa/unfiltered.nocontext, which has the same questions" in error
+
+
+def test_other_threads_import_as_ever_while_tfds_is_imported():
+    """A question that was asked while an edit read the dev questions died within jax, of a lazy
+    module in place of a class."""
+    from etils import epy
+
+    tfds_data._import_tfds()
+    inside, done, imported = threading.Event(), threading.Event(), []
+
+    def another():
+        inside.wait(60)
+        from rag_jax.data.question_files import Example as Another
+
+        imported.append(Another)
+        done.set()
+
+    thread, before = threading.Thread(target=another), builtins.__import__
+    thread.start()
+    with epy.lazy_imports():
+        from rag_jax.data.question_files import Example as Lazy
+        inside.set()
+        assert done.wait(60)
+    thread.join()
+    assert imported == [Example] and Lazy is not Example
+    assert builtins.__import__ is before
 
 
 def other_tfds(folder, features, row):

@@ -385,6 +385,16 @@ def test_a_damaged_result_is_named(lab, file, content):
         lab.result(lab.scale.cells("nq", "rag_token")[0], what)
 
 
+def test_a_damaged_result_of_another_experiment_ends_a_campaign_before_it_trains(lab, monkeypatch):
+    """The report, which shows all experiments, met it after hours of training."""
+    put(lab, "nq", "rag_token", Measurement("dev"), [("x", True)])
+    folder = folder_of(lab.root, lab.scale.cells("nq", "rag_token")[0])
+    (folder / "dev" / "predictions.jsonl").write_text("")
+    monkeypatch.setattr(run.Worker, "work_out", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(DataError, match=f"{folder / 'dev'}: damaged"):
+        run.reproduce(["partial_decoding"], lab.root, lab.scale, work=True)
+
+
 @pytest.mark.parametrize("content", ["[", "[]", "{}", "[1, 2]"])
 def test_damaged_records_of_the_sheets_are_named(lab, content):
     for run_name in ("closed_book", "rag_token"):

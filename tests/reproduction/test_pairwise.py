@@ -131,6 +131,9 @@ def test_who_fails_the_control_items_is_not_counted(folder):
     assert read_tally(folder) == counted
     with pytest.raises(ValueError, match="nobody is left"):
         tally(read_key(folder), [bad])
+    bad.write_text(",".join(FIELDS) + "\n")
+    with pytest.raises(DataError, match="no rows below their headers"):
+        tally(read_key(folder), [bad])
 
 
 def test_a_sheet_on_other_models_is_refused(folder, tmp_path):

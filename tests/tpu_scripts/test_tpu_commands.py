@@ -210,6 +210,8 @@ def test_wrong_options(cloud, script):
     ("watch.sh", ["--restarts=x", "x"], "--restarts=x: a number"),
     ("run.sh", ["python", "--workdir=gs://b/x"], "gs://b/x: rag_jax writes files"),
     ("watch.sh", ["python", "--workdir", "gs://b/x"], "gs://b/x: rag_jax writes files"),
+    ("run.sh", ["python", "--out", "gs://b/y"], "gs://b/y: rag_jax writes files"),
+    ("run.sh", ["tpu_scripts/natural_questions.sh", "gs://b/x"], "gs://b/x: rag_jax writes files"),
     ("natural_questions.sh", [], "which workdir?"),
     ("natural_questions.sh", ["gs://b/x"], "gs://b/x: rag_jax writes files"),
 ])
