@@ -6,13 +6,13 @@ Retrieval is given as a callable, from a question to the texts of its passages, 
 import collections
 import itertools
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rag_jax.data.question_files import Example
 from rag_jax.metrics.patterns import FLAGS, all_matches, question_named
 from rag_jax.metrics.retrieval import has_answer
+from rag_jax.quiet import no_warnings
 
 DEPTH = 1000  # retrieved passages that are searched, for each question
 MOST_EXPANSIONS = 64  # of one regular expression
@@ -72,7 +72,7 @@ def expansions(pattern: str) -> list[str]:
     Source: appendix D, "replacing non-deterministic symbols in each regex nested tree structure
     with whitespace".
     """
-    with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
+    with no_warnings():  # of sets such as [[a]
         tree = re._parser.parse(pattern, FLAGS)
     texts = (" ".join(text.split()) for text in itertools.islice(_sequence(tree), MOST_EXPANSIONS))
     return list(dict.fromkeys(text for text in texts if _has_letters(text)))

@@ -5,13 +5,13 @@ import csv
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from rag_jax.data.records import Record, can_iterate, json_lines, unquoted
 from rag_jax.errors import DataError
 from rag_jax.lines import is_utf8, numbered_lines
+from rag_jax.quiet import no_warnings
 
 # Strings with commas between them: Python would join 'a' 'b', as numpy prints lists, to one.
 _STRING = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
@@ -131,7 +131,7 @@ def _check(where: str, example: Example, hidden: bool) -> None:
 def _check_patterns(where: str, patterns: Iterable[str]) -> None:
     for i, pattern in enumerate(patterns):
         try:
-            with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
+            with no_warnings():  # of sets such as [[a]
                 re.compile(pattern)
         except (re.error, ValueError, OverflowError, RecursionError) as error:
             raise DataError(
@@ -390,7 +390,7 @@ def _literal_list(where: str, text: str) -> list[str]:
         value = json.loads(text)
     except (ValueError, RecursionError):
         try:
-            with warnings.catch_warnings(action="ignore"):  # Python warns of escapes such as \d
+            with no_warnings():  # Python warns of escapes such as \d
                 value = ast.literal_eval(text)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             value = None

@@ -36,7 +36,7 @@ _TFDS_DIRECTORY = re.compile(r"(?P<directory>.+?)(?::(?P<split>[A-Za-z]\w*(?:\[[
                              re.DOTALL)
 _TRIVIA_QA_URL = "http://nlp.cs.washington.edu/triviaqa/data/triviaqa-{}.tar.gz"
 _MARK = "rag_jax_fingerprint.json"  # in what `prepare_dataset` wrote
-_IMPORTING = threading.RLock()
+_IMPORTING, _PRINTING = threading.RLock(), threading.RLock()
 
 
 def prepare_dataset(
@@ -132,6 +132,25 @@ def _lazy_imports(**callbacks: Any) -> Iterator[None]:
             builtins.__import__ = lambda *args, **given: (
                 lazily if threading.get_ident() == mine else everywhere)(*args, **given)
             yield
+
+
+class _OneThread:
+    """A stream for all threads but this one, which writes to another."""
+
+    def __init__(self, usual: TextIO, own: TextIO):
+        self._usual, self._own, self._thread = usual, own, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(
+            self._own if threading.get_ident() == self._thread else self._usual, name)
+
+
+@contextlib.contextmanager
+def _prints_to(messages: TextIO) -> Iterator[None]:
+    """`contextlib.redirect_stdout`, but of this thread alone, and of one at a time: of two, the
+    last to end would leave the other's stream as sys.stdout."""
+    with _PRINTING, contextlib.redirect_stdout(_OneThread(sys.stdout, messages)):
+        yield
 
 
 def _import_tfds() -> types.ModuleType:
@@ -287,7 +306,7 @@ def _download_and_prepare(builder: Any, messages: TextIO) -> None:
     config = tfds.download.DownloadConfig(try_download_gcs=False)  # would ask the network
     if builder.name == "trivia_qa":
         builder._split_generators = functools.partial(_trivia_qa_splits, builder)
-    with contextlib.redirect_stdout(messages):
+    with _prints_to(messages):
         builder.download_and_prepare(file_format="array_record", download_config=config)
 
 

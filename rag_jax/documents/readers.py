@@ -116,7 +116,7 @@ class Readers:
     def _start(self) -> subprocess.Popen:
         paths = [str(pathlib.Path(rag_jax.__file__).parents[1]), os.environ.get("PYTHONPATH")]
         process = subprocess.Popen(
-            [sys.executable, "-m", "rag_jax.documents.worker", str(self._memory),
+            [sys.executable, "-P", "-m", "rag_jax.documents.worker", str(self._memory),
              str(self._seconds)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -247,9 +247,13 @@ def _entries(file: pathlib.Path, tensors: Any, places: Callable[[str], tuple[int
         inside = tensor.offset >= 0 and start + size <= end and (
             len(tensor.shape) == len(tensor.strides)
             and min((0, *tensor.shape, *tensor.strides)) == 0)
-        if not inside or max(item * (tensor.offset + stored.span), stored.size) > size:
+        if not inside or item * (tensor.offset + stored.span) > size:
             raise HubError(f"tensor {name!r} reaches beyond its storage of {size} bytes: the file "
                            "is damaged, download it again")
+        if stored.size > size:  # a few bytes could become an array of any size
+            raise HubError(f"tensor {name!r} has {stored.size} bytes in a storage of {size}: it "
+                           "repeats its numbers (torch's expand), which is not read; save it with "
+                           ".contiguous()")
         entries[name] = stored
     return entries
 

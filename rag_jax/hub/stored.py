@@ -40,8 +40,8 @@ class Stored:
 
     @property
     def size(self) -> int:
-        """Bytes of the tensor by itself."""
-        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        """Bytes of the tensor by itself; of dtypes that no model here has, its elements."""
+        return math.prod(self.shape) * ITEM_BYTES.get(self.dtype, 1)
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from rag_jax import files
 from rag_jax.hub.pickled import read_torch
 from rag_jax.hub.stored import (
     HEADER_LIMIT,
-    ITEM_BYTES,
     HubError,
     Stored,
     read_json,
@@ -153,8 +152,6 @@ def read_header(file: pathlib.Path) -> dict[str, Stored]:
 
 
 def _entry(file: pathlib.Path, data_start: int, value: Mapping[str, Any]) -> Stored:
-    if value["dtype"] not in ITEM_BYTES:
-        raise ValueError(f"dtype {value['dtype']}, which is not read here")
     shape = tuple(value["shape"])
     if len(shape) > 8:
         raise ValueError(f"a tensor of {len(shape)} dimensions")

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import re
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import regex
 
 from rag_jax.errors import DataError
 from rag_jax.metrics.references import refuse_string
+from rag_jax.quiet import no_warnings
 
 FLAGS = re.IGNORECASE | re.MULTILINE  # UNICODE is the default, and (?a) may replace it
 LIMIT_SECS = 5.0  # of one match; some patterns, as (?:a|aa)+$, would run for ever
@@ -79,7 +79,7 @@ def _compiled(pattern: str) -> regex.Pattern | None:
     """Compiled by `regex`, which has a time limit; None where Python's `re` does not compile it.
     What means other things to both, such as {e<=1} and [[:alpha:]], is as `regex` has it."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of sets such as [[a]
+        with no_warnings():  # of sets such as [[a]
             re.compile(pattern, FLAGS)
             parts = _parts(re._parser.parse(pattern, FLAGS))
             if parts <= LIMIT_PARTS:

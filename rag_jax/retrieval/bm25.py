@@ -140,10 +140,13 @@ def bm25_missing(extra: str = "bm25") -> str | None:
     return f"{', '.join(missing)} not installed: pip install 'rag_jax[{extra}]'"
 
 
+@functools.cache  # so that users can set the level of its logger afterwards
 def _library() -> types.ModuleType:
+    logger = logging.getLogger("bm25s")
+    level = logging.NOTSET if "bm25s" in sys.modules else logger.level
     import bm25s
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # importing it sets DEBUG
+    logger.setLevel(level or logging.WARNING)  # importing it sets DEBUG
     return bm25s
 
 

@@ -1,7 +1,8 @@
 """An index whose passages lie on the devices: search there, and tables for a jitted step."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -81,9 +82,10 @@ class DeviceIndex(Index):
         """
         self._check(index)
         self._verify(index)
-        self.tables = None  # frees the old tables before there are new ones
-        self.tables = self._load(index)
-        self._adopt(index)
+        with self._or_as_before():
+            self.tables = None  # frees the old tables before there are new ones
+            self.tables = self._load(index)
+            self._adopt(index)
 
     def reload(self) -> None:
         """Loads the index again from its directory."""
@@ -105,11 +107,26 @@ class DeviceIndex(Index):
         self._check(index)
         self._verify(index, first=1)
         count = len(index.passages)
-        for first in range(index.manifest["size"], count, WRITTEN):
-            rows = np.arange(first, first + WRITTEN)
-            ids = np.where(rows < count, rows, -1).astype(np.int32)
-            self.write(ids, self._values(index, np.minimum(rows, count - 1)))
-        self._adopt(index)
+        with self._or_as_before():
+            for first in range(index.manifest["size"], count, WRITTEN):
+                rows = np.arange(first, first + WRITTEN)
+                ids = np.where(rows < count, rows, -1).astype(np.int32)
+                self.write(ids, self._values(index, np.minimum(rows, count - 1)))
+            self._adopt(index)
+
+    @contextlib.contextmanager
+    def _or_as_before(self) -> Iterator[None]:
+        """Loads the current index again where an error, of too little memory, say, or a Ctrl-C
+        ends the body, in which tables were freed or donated."""
+        index, manifest = self._index, self.manifest
+        try:
+            yield
+        except BaseException:
+            self.tables = None
+            self.tables = self._load(index)
+            self._adopt(index)
+            self.manifest = manifest
+            raise
 
     def _adopt(self, index: PassageIndex) -> None:
         """Makes an index the current one: its rows are on the devices. Masks deleted ones."""

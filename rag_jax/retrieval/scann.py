@@ -192,7 +192,7 @@ def _run_child(task: dict, doing: str) -> None:
     if missing:
         raise RetrievalError(f"{doing}: {missing}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
-    child = subprocess.run([sys.executable, "-c", _CHILD], input=json.dumps(task), text=True,
+    child = subprocess.run([sys.executable, "-P", "-c", _CHILD], input=json.dumps(task), text=True,
                            capture_output=True, errors="replace", env=environment)
     if child.returncode:
         lines = (child.stdout + child.stderr).strip().splitlines() or ["no output"]

@@ -11,12 +11,13 @@ is a single version: an index made before there were several.
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 from rag_jax import files
 from rag_jax.retrieval.json_files import read_json_bytes, regular_file
@@ -143,11 +144,18 @@ def unheld(folder: Path, without_locks: bool) -> Iterator[bool]:
         yield free
 
 
-def _hold(folder: Path) -> IO | None:
+class _Hold(io.FileIO):
+    """An open file, closed without a ResourceWarning when nothing refers to it any more."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _hold(folder: Path) -> _Hold | None:
     """The open manifest.json, locked if the file system has locks; None if it cannot be opened."""
     try:
         regular_file(folder, "manifest.json")  # opening a pipe would block
-        file = open(folder / "manifest.json", "rb")  # noqa: SIM115 (lives as long as the index)
+        file = _Hold(folder / "manifest.json")  # lives as long as the index
     except (OSError, RetrievalError):
         return None  # `make` raises an error that says why
     if fcntl is not None:
@@ -160,7 +168,7 @@ def _hold(folder: Path) -> IO | None:
     return file
 
 
-def _holds(file: IO, folder: Path) -> bool:
+def _holds(file: _Hold, folder: Path) -> bool:
     """Whether the file is still the manifest.json of the folder, neither removed nor replaced."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), (folder / "manifest.json").stat())

@@ -1,6 +1,7 @@
 """Question sets through TFDS: round trip, built-in sets, errors, and no need of TensorFlow."""
 
 import builtins
+import concurrent.futures
 import http.server
 import io
 import json
@@ -260,6 +261,21 @@ def test_other_threads_import_as_ever_while_tfds_is_imported():
     thread.join()
     assert imported == [Example] and Lazy is not Example
     assert builtins.__import__ is before
+
+
+def test_what_tfds_prints_is_redirected_for_its_thread_alone(capsys):
+    """Other threads' lines were lost, and after two at once all that followed."""
+    def in_another(what):
+        with concurrent.futures.ThreadPoolExecutor() as threads:
+            return threads.submit(what).result()
+
+    own, before = io.StringIO(), sys.stdout
+    with tfds_data._prints_to(own):
+        print("of TFDS")
+        in_another(lambda: print("another's"))
+        assert not in_another(lambda: tfds_data._PRINTING.acquire(blocking=False))
+    assert own.getvalue() == "of TFDS\n" and capsys.readouterr().out == "another's\n"
+    assert sys.stdout is before
 
 
 def other_tfds(folder, features, row):

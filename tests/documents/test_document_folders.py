@@ -143,6 +143,16 @@ def test_a_file_that_harms_its_reader_harms_nothing_else(tmp_path, monkeypatch, 
         assert readers.read("b.html", b"<p>sound").text.strip() == "sound"
 
 
+def test_programs_of_the_working_folder_are_not_run(tmp_path, monkeypatch):
+    """A downloaded csv.py in the folder where one stands was run, for each reader."""
+    for name in ("csv", "json", "queue", "struct"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w'); 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with Readers(1) as readers:
+        assert readers.read("a.csv", b"a,b\n1,2").text == "a: 1; b: 2\n\n"
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_a_library_prints_is_no_answer(tmp_path, monkeypatch):
     hostile(tmp_path, monkeypatch, "import os; os.write(1, b'debug\\n'); print('more')\n"
             "        from rag_jax.documents.document import Document; return Document('', 'text')")

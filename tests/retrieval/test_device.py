@@ -403,6 +403,36 @@ def test_a_damaged_index_is_refused_and_what_is_on_the_devices_stays(
     check(placed, before)
 
 
+@pytest.mark.parametrize("name, interrupted", [("swap", "_load"), ("update", "write")])
+def test_an_interrupted_change_leaves_the_passages_of_before(
+        folders, tmp_path, monkeypatch, name, interrupted):
+    """After a Ctrl-C within an edit, every question ended in an error of jax."""
+    out, queries = tmp_path / "index", normal(6, 8, seed=3)
+    shutil.copytree(folders["small"].path, out)
+    before = PassageIndex.open(out)
+    placed, expected = opened(before), before.search(queries, 5)
+    placed.manifest = manifest = {**placed.manifest, "recall": 0.99}
+    edit_index(out, embedder(), make_store(tmp_path / "store", ["a0", "a1"], 5), ["s0p3"],
+               compact=False)
+    whole, met = getattr(placed, interrupted), []
+
+    def first_ends(*given):
+        result = whole(*given)
+        if not met:
+            met.append(given)
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(placed, interrupted, first_ends)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(placed, name)(PassageIndex.open(out))
+    found = placed.search(queries, 5)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    assert (placed.size, placed.manifest) == (50, manifest)
+    getattr(placed, name)(after := PassageIndex.open(out))
+    np.testing.assert_array_equal(placed.search(queries, 5).ids, after.search(queries, 5).ids)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_embeddings_and_tokens_that_nothing_can_read_are_refused(folders, monkeypatch, dtype):
     """The host refuses them by name, and the devices answered: with a prior of nan, or with the

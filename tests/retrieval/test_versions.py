@@ -2,9 +2,12 @@
 
 import errno
 import fcntl
+import gc
 import os
 import shutil
+import sys
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +64,19 @@ def test_a_version_stays_while_somebody_has_it_open_and_then_goes(store, out):
 
 
 @pytest.mark.filterwarnings("ignore:.*has no locks")
+def test_an_index_that_nobody_refers_to_any_more_is_closed_without_a_warning(
+        out, monkeypatch):
+    """Under -W error every load, swap and edit printed one."""
+    met = []
+    monkeypatch.setattr(sys, "unraisablehook", met.append)
+    with warnings.catch_warnings(action="error"):
+        index = PassageIndex.open(out)
+        assert not index.hold.closed
+        del index
+        gc.collect()
+    assert not met
+
+
 def test_without_locks_the_last_two_versions_stay(store, out, monkeypatch):
     """Some shared file systems have none: nobody knows who reads, so an open has time."""
     def flock(*_):
