@@ -258,7 +258,7 @@ class Answerer:
                 weight = (np.arange(len(rows)) < len(alike)).astype(np.float32)
                 picked = None if retrieved is None else retrieved[rows]
                 for first in range(0, len(rows), size):
-                    if picked is not None and self._renumbered(found, picked[first : first + size]):
+                    if picked is not None and self._renumbered(found, picked):
                         raise RetrievalError(
                             f"{self.index.path}: its passages on the devices were numbered anew "
                             "after these questions had found theirs, and before all were read: ask "

@@ -162,6 +162,7 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
     """
     if not isinstance(config, Config):
         config = overrides.replace(Config(), config or {})
+    rules.check_sections(config)
     asked = {"train.steps": 0, **({"runs": (run,)} if run else {})}
     config = rules.validate(overrides.replace(config, asked))
     config = overrides.for_run(config, config.runs[0])

@@ -325,7 +325,7 @@ def _checked(config: Tower, file: pathlib.Path) -> Tower:
 def special_ids(config: Mapping[str, Any], generation: Mapping[str, Any], file: pathlib.Path
                 ) -> SpecialIds:
     """Those of a generator's config.json and its generation_config.json (or {}), which goes first;
-    as in transformers, nothing is forced that the latter, if there is one, does not say.
+    as in transformers, nothing is forced that the latter, if it says anything, does not say.
 
     Raises:
       HubError: an id that is no row of the token table.

@@ -152,6 +152,8 @@ def read_header(file: pathlib.Path) -> dict[str, Stored]:
 
 
 def _entry(file: pathlib.Path, data_start: int, value: Mapping[str, Any]) -> Stored:
+    if not isinstance(value["dtype"], str):  # the library takes {"F32": null}, too
+        raise ValueError(f"dtype {value['dtype']!r:.60}")
     shape = tuple(value["shape"])
     if len(shape) > 8:
         raise ValueError(f"a tensor of {len(shape)} dimensions")

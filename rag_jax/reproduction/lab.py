@@ -102,7 +102,7 @@ def damaged_result_named(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
-        raise DataError(f"{path}: damaged ({error!r}); restore it, or remove it: the same command "
+        raise DataError(f"{path}: damaged ({error!r}); restore it, or remove it: its experiment "
                         "makes it again") from None
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -83,14 +84,18 @@ class DeviceIndex(Index):
         self._check(index)
         self._verify(index)
         with self._or_as_before():
-            self.tables = None  # frees the old tables before there are new ones
-            self.tables = self._load(index)
-            self._adopt(index)
+            self._replace(index)
+
+    def _replace(self, index: PassageIndex) -> None:
+        self.tables = None  # frees the old tables before there are new ones
+        self.tables = self._load(index)
+        self._adopt(index)
 
     def reload(self) -> None:
         """Loads the index again from its directory."""
         manifest = self.manifest
-        self.swap(self._index)
+        self._verify(self._index)
+        self._replace(self._index)
         self.manifest = manifest
 
     def update(self, index: PassageIndex) -> None:
@@ -121,10 +126,9 @@ class DeviceIndex(Index):
         index, manifest = self._index, self.manifest
         try:
             yield
-        except BaseException:
-            self.tables = None
-            self.tables = self._load(index)
-            self._adopt(index)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they hold what was loaded so far
+            self._replace(index)
             self.manifest = manifest
             raise
 

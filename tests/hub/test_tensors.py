@@ -274,6 +274,7 @@ def test_a_dtype_that_no_model_here_has_is_no_damage(tmp_path):
     b'{"a": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}',
     b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
     b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}}',
+    b'{"a": {"dtype": {"F32": null}, "shape": [1], "data_offsets": [0, 4]}}',
     b'{"a": {"dtype": "F32", "shape": [1,1,1,1,1,1,1,1,1], "data_offsets": [0, 4]}}',
     b'{"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}',  # bytes of nobody
     b'{"a": {"dtype": "I8", "shape": [1], "data_offsets": [0, 1]},'
