@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from rag_jax.config import ConfigError
 from rag_jax.errors import UserError, first_of
+from rag_jax.visible import visible_lines
 
 HEARTBEAT_SECS = 100
 _START_SECS = 300  # how long the others wait for a process, which may have been refused and ended
@@ -194,14 +195,14 @@ def leads() -> bool:
 def say(text: str) -> None:
     """Prints a text that all processes have, once."""
     if leads():
-        print(text, flush=True)
+        print(visible_lines(text), flush=True)
 
 
 def warn(text: str) -> None:
     """Prints a warning that all processes have, once, on standard error, as other programs may read
     standard output."""
     if leads():
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {visible_lines(text)}", file=sys.stderr, flush=True)
 
 
 def exchange(value: Any) -> list[Any]:

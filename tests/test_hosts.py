@@ -16,6 +16,12 @@ from rag_jax.errors import UserError
 from rag_jax.retrieval.protocol import SearchResult
 
 
+def test_what_is_said_does_not_control_the_terminal(capsys):
+    hosts.say("a\x1b[31m\nb")
+    hosts.warn("c\x07")
+    assert capsys.readouterr() == ("a\\x1b[31m\nb\n", "warning: c\\x07\n")
+
+
 @pytest.mark.parametrize("given,message", [
     (("h:1", 2, None), "belong together"), ((None, 2, 0), "belong together"),
     (("h", 2, 0), "--coordinator=h: expected HOST:PORT"), (("h:1", 2, 2), "must be 0 to 1"),

@@ -10,6 +10,7 @@ import pathlib
 import sys
 
 from rag_jax import flags
+from rag_jax.visible import visible
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,8 +31,8 @@ def main(argv: list[str] | None = None) -> int:
 
     damaged = 0
     for part, size, damage in verify(pathlib.Path(options.path)):
-        print(f"{part}: {'DAMAGED' if damage else 'sound'}, {size}", flush=True)
+        print(f"{visible(str(part))}: {'DAMAGED' if damage else 'sound'}, {size}", flush=True)
         for line in damage:
-            print(f"  {line}", file=sys.stderr, flush=True)
+            print(f"  {visible(line)}", file=sys.stderr, flush=True)
         damaged += bool(damage)
     return 1 if damaged else 0

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,8 +16,9 @@ from rag_jax.data.question_files import Example
 from rag_jax.data.question_sources import load_examples
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, Tokenizer
-from rag_jax.retrieval.json_files import refuse_links
+from rag_jax.retrieval.json_files import FILE_NAME, refuse_links
 from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import DIGESTS, open_digests
 
 _log = logging.getLogger(__name__)
@@ -104,6 +106,10 @@ def open_prepared(config: Config, workdir: pathlib.Path) -> Prepared:
     generator_tokenizer = Tokenizer.load(
         folder / "generator_tokenizer", config.model.generator.vocab_size)
     store_names, split_names = (line.split() for line in (folder / DONE).read_text().splitlines())
+    for name in (*store_names, *split_names):
+        if not re.fullmatch(FILE_NAME, name):  # it becomes that of a folder, also of an index
+            raise RetrievalError(f"{folder / DONE}: {name!r:.80} is no name of passages or "
+                                 "questions; prepare the data again, in a new workdir")
     warmup = folder / "warmup_texts.txt"
     format = generator_format(config, generator_tokenizer)
     return Prepared(

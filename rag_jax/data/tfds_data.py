@@ -172,6 +172,10 @@ def load_tfds(source: str, data_dir: str) -> list[Example]:
     tfds = _import_tfds()
     if base in _TFDS_MODULES:
         importlib.import_module(_TFDS_MODULES[base])
+    # Where it has no code for a name, TFDS reads what lies in its folder.
+    root = Path(data_dir or tfds.core.constants.DATA_DIR).expanduser() / base
+    for file in sorted(root.rglob("features.json") if base.isidentifier() else ()):
+        _check_features(file)
     try:
         builder = tfds.builder(name, data_dir=data_dir or None, file_format="array_record")
     except Exception as error:  # TFDS raises DatasetNotFoundError, ValueError, AttributeError, ...

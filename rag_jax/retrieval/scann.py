@@ -36,7 +36,18 @@ EXACT_ROW = 30  # codes that are read in the time in which one row is scored exa
 ROUNDING = 2.0**-8  # relative error of a score from bfloat16 rows, if one coordinate dominates
 LARGEST_STRENGTH = 1e9  # of avq, soar_lambda and anisotropic_threshold
 COVERED = 8192  # passages whose codes each untuned query reads at least, for small indexes
-_CHILD = "from rag_jax.retrieval import scann; scann.child_main()"
+_CHILD = """
+import json, os, sys
+task = json.load(sys.stdin)
+if sys.platform == "linux":  # it ends with its parent, however that ends
+    import ctypes
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+    if os.getppid() != task["parent"]:
+        sys.exit("its parent has ended")
+sys.path[:] = task["paths"]
+from rag_jax.retrieval import scann
+scann.child_main(task)
+"""
 _ASSET = r'assets\s*{\s*asset_type:\s*[A-Z0-9_]+\s+asset_path:\s*"([^"\n]*)"\s*}'
 _log = logging.getLogger(__name__)
 
@@ -191,9 +202,11 @@ def _run_child(task: dict, doing: str) -> None:
     missing = scann_missing()
     if missing:
         raise RetrievalError(f"{doing}: {missing}")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
-    child = subprocess.run([sys.executable, "-P", "-c", _CHILD], input=json.dumps(task), text=True,
-                           capture_output=True, errors="replace", env=environment)
+    # Not by PYTHONPATH: a sitecustomize.py of the current folder, which may be among these paths,
+    # would run.
+    given = {**task, "paths": _import_paths(), "parent": os.getpid()}
+    child = subprocess.run([sys.executable, "-P", "-c", _CHILD], input=json.dumps(given), text=True,
+                           capture_output=True, errors="replace")
     if child.returncode:
         lines = (child.stdout + child.stderr).strip().splitlines() or ["no output"]
         errors = [line for line in lines if "Error" in line or "Check failed" in line] or lines
@@ -203,9 +216,16 @@ def _run_child(task: dict, doing: str) -> None:
             "are whole, or use an exact index.")
 
 
-def child_main() -> None:
-    """The main function of the child process: one task, read as JSON from the standard input."""
-    task = json.load(sys.stdin)
+def _import_paths() -> list[str]:
+    """sys.path without the current folder, unless this package lies there."""
+    here = os.path.realpath(os.curdir)
+    is_home = os.path.realpath(Path(__file__).parents[2]) == here
+    return [path for path in map(os.path.abspath, sys.path)
+            if is_home or os.path.realpath(path) != here]
+
+
+def child_main(task: dict) -> None:
+    """The main function of the child process: one task, of the standard input's JSON."""
     directory, width = task["directory"], task["width"]
     if task["task"] == "build":
         embeddings = np.fromfile(task["file"], "<f4", count=task["rows"] * width,

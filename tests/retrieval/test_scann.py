@@ -2,8 +2,10 @@
 
 import dataclasses
 import importlib.metadata
+import json
 import logging
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -283,6 +285,35 @@ def test_a_native_abort_in_the_first_load_is_an_error(built, embeddings, monkeyp
     with pytest.raises(RetrievalError, match="loading the ScaNN index failed: .* status -6"):
         ScannIndex(built, embeddings, ScannSettings(), trusted=False)
     ScannIndex(built, embeddings, ScannSettings(), trusted=True)
+
+
+def test_programs_of_the_working_folder_are_not_run(built, embeddings, tmp_path, monkeypatch):
+    """`python -m` puts it on sys.path: where an index was opened, a sitecustomize.py of it ran."""
+    for name in ("sitecustomize", "json", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'run')!r}, 'w'); 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), *sys.path])
+    ScannIndex(built, embeddings, ScannSettings(), trusted=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux alone")
+def test_the_child_ends_with_its_parent(tmp_path):
+    """After a SIGKILL of the command it went on building, with all cores."""
+    begun = scann._CHILD.partition("sys.path[:]")[0]
+    late = subprocess.run([sys.executable, "-c", begun], text=True, stderr=subprocess.PIPE,
+                          input=json.dumps({"parent": 1}))
+    assert late.returncode == 1 and "its parent has ended" in late.stderr
+    child = f"{begun}\nprint('begun', flush=True)\nimport time\ntime.sleep(30)\nprint('left')\n"
+    parent = subprocess.Popen([sys.executable, "-c", (
+        "import json, os, subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}], text=True,\n"
+        "               input=json.dumps({'parent': os.getpid()}))\n")],
+        stdout=subprocess.PIPE, text=True)
+    with parent:
+        assert parent.stdout.readline() == "begun\n"
+        parent.kill()
+        assert parent.stdout.read() == "", "the pipe is closed when both have ended"
 
 
 def test_without_a_wheel_the_reason_and_the_exact_index_are_named(monkeypatch, built, embeddings):

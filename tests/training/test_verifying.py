@@ -63,6 +63,39 @@ def test_data_sets_cannot_have_modules_imported(made, tmp_path, monkeypatch):
     assert not (tmp_path / "hacked").exists()
 
 
+def test_a_named_data_set_cannot_have_modules_imported_either(made, tmp_path, monkeypatch):
+    """Of a name that TFDS has no code for it reads the files in data_dir, as of a folder."""
+    path = shutil.copytree(made[1] / "data" / "questions", tmp_path / "own" / "1.0.0")
+    (tmp_path / "evil.py").write_text(f"import os; os.mkdir({str(tmp_path / 'hacked')!r})")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    whole = (path / "features.json").read_text()
+    name = next(n for n in re.findall(r'"(tensorflow_datasets[^"]*)"', whole) if "Text" in n)
+    (path / "features.json").write_text(whole.replace(name, "evil.Text"))
+    with pytest.raises(UserError, match="features.json"):
+        load_examples("tfds:own:dev", data_dir=str(tmp_path))
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("name", ["../../vic", "/vic", "a/b", "..", ".hidden"])
+def test_names_of_passages_lead_nowhere_else(made, tmp_path, name):
+    """A training that went on with such a workdir built its index outside of it."""
+    config, path = made[0], shutil.copytree(made[1], tmp_path / "w")
+    (path / "data" / "digests.json").unlink()
+    names = path / "data" / "names.txt"
+    names.write_text(f"{name} {names.read_text()}")
+    with pytest.raises(UserError, match=r"names\.txt: .* is no name of passages"):
+        open_prepared(config, path)
+
+
+def test_names_of_files_do_not_control_the_terminal(made, tmp_path, capsys):
+    """Those of an index that was handed over set its title and colours."""
+    path = shutil.copytree(made[1] / "indexes" / "passages", tmp_path / "w")
+    (path / "versions" / "1" / "scann\x1b[31mX").touch()
+    verify.main([str(path)])
+    printed = "".join(capsys.readouterr())
+    assert "\x1b" not in printed and "scann\\x1b[31mX" in printed
+
+
 def test_a_configuration_of_an_earlier_version_or_a_hand_is_read(tmp_path):
     (tmp_path / "config.json").write_text(to_json(replace(Config(), {"seed": 5})))
     assert workdir.read(tmp_path).seed == 5
