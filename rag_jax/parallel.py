@@ -26,9 +26,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "norm": (),
     "layers": (),
 }
-
-
-AXES = frozenset(("data", "fsdp", "model"))  # of the meshes that the rules speak of
+_AXES = {axis for axes in RULES.values() for axis in axes}
 
 
 def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -80,7 +78,7 @@ def _shards(mesh: Mesh | AbstractMesh, targets: str | tuple[str, ...] | None) ->
 def _is_ours(mesh: Mesh | AbstractMesh) -> bool:
     """Whether a mesh has several devices and the axes of the rules. A caller's own may have others:
     there, as without a mesh, the compiler lays out all values."""
-    return mesh.size > 1 and set(mesh.axis_names) >= AXES
+    return mesh.size > 1 and set(mesh.shape) >= _AXES
 
 
 def shards(mesh: Mesh | AbstractMesh, axis: str) -> int:

@@ -143,7 +143,8 @@ def test_files_with_remarks_are_named_by_every_run(folder, tmp_path, capsys):
     assert once in printed and "before" not in printed
     ingest.main(argv)
     printed = capsys.readouterr().out
-    assert "1 file that was read before has remarks (in Python, rag_jax.ingest" in printed
+    assert ("1 file that was read before has remarks (in Python, rag_jax.ingest(...).remarks):"
+            ) in printed
     assert "\n  a.csv\n" in printed and once not in printed
     written(folder, {"b.csv": "a\n1,2\n", "c.csv": "a\n1,2\n"})
     ingest.main(argv)

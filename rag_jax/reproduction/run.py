@@ -38,9 +38,9 @@ def reproduce(names: Sequence[str], root: pathlib.Path, scale: Scale, work: bool
     _check_reports(root)
     with stopped_at_once(), locks.exclusive(root):
         worker, folder = Worker(root), None
-        if work:  # damaged results of any experiment end it now, not when others are trained
-            lacking(list(EXPERIMENTS), root, scale)
         wanted = lacking(names, root, scale)[0] if work else []
+        if work:  # damaged results of the others, too, end it now, not when these are trained
+            lacking([name for name in EXPERIMENTS if name not in names], root, scale)
         absent = {cell.folder: why for cell, _ in wanted if (why := _absent(cell, root))}
         left_out = "\n".join(["left out, until the files are there:", *absent.values()])
         if absent:

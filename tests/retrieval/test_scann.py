@@ -297,8 +297,7 @@ def test_programs_of_the_working_folder_are_not_run(built, embeddings, tmp_path,
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a signal of Linux alone")
-def test_the_child_ends_with_its_parent(tmp_path):
+def test_the_child_ends_with_its_parent():
     """After a SIGKILL of the command it went on building, with all cores."""
     begun = scann._CHILD.partition("sys.path[:]")[0]
     late = subprocess.run([sys.executable, "-c", begun], text=True, stderr=subprocess.PIPE,

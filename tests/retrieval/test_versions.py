@@ -63,9 +63,7 @@ def test_a_version_stays_while_somebody_has_it_open_and_then_goes(store, out):
     assert names(out / "versions") == ["5"]
 
 
-@pytest.mark.filterwarnings("ignore:.*has no locks")
-def test_an_index_that_nobody_refers_to_any_more_is_closed_without_a_warning(
-        out, monkeypatch):
+def test_an_index_that_nobody_refers_to_any_more_is_closed_without_a_warning(out, monkeypatch):
     """Under -W error every load, swap and edit printed one."""
     met = []
     monkeypatch.setattr(sys, "unraisablehook", met.append)
@@ -77,6 +75,7 @@ def test_an_index_that_nobody_refers_to_any_more_is_closed_without_a_warning(
     assert not met
 
 
+@pytest.mark.filterwarnings("ignore:.*has no locks")
 def test_without_locks_the_last_two_versions_stay(store, out, monkeypatch):
     """Some shared file systems have none: nobody knows who reads, so an open has time."""
     def flock(*_):

@@ -58,8 +58,7 @@ def test_passages_are_padded_to_steps_of_16_tokens_on_a_cpu_and_as_configured_el
     assert shapes(4, 10) == (4, [*range(10, 200, 10), 200])
     monkeypatch.setattr(parallel, "own_mesh", lambda mesh: mesh)
     chips = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform="tpu")]),
-                                  size=6, shape={"data": 6, "fsdp": 1, "model": 1},
-                                  axis_names=("data", "fsdp", "model"))
+                                  size=6, shape={"data": 6, "fsdp": 1, "model": 1})
     assert shapes(64, 64, chips) == (66, [64, 128, 192, 200])
 
 
