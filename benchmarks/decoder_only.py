@@ -33,6 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--layers", type=int, default=24, help="fewer take less time")
+    parser.add_argument("--prompt-lookup", type=int, default=0, help="eval.prompt_lookup of ours")
     parser.add_argument("--repeats", type=int, default=2, help="timed turns of each side")
     options = parser.parse_args()
     config = CausalConfig(decoder_layers=options.layers, dtype=options.dtype, vocab_size=151936)
@@ -54,7 +55,7 @@ def main() -> None:
     prompts = np.random.default_rng(0).integers(1, config.vocab_size, (PASSAGES, SOURCE))
     prompts[:, -1] = prompts[0, -1]  # as the end of a template
     sides = {"theirs": lambda: np.array(by_hand(theirs, torch.from_numpy(prompts))),
-             "ours": ours(config, params, prompts)}
+             "ours": ours(config, params, prompts, options.prompt_lookup)}
     results, seconds = in_turns(sides, options.repeats)
     median = shown_medians(seconds)
     same = np.cumprod(results["theirs"] == results["ours"]).sum()
@@ -77,7 +78,7 @@ def by_hand(model: transformers.Qwen2ForCausalLM, prompts: torch.Tensor) -> list
     return tokens
 
 
-def ours(config: CausalConfig, params: dict, prompts: np.ndarray):
+def ours(config: CausalConfig, params: dict, prompts: np.ndarray, prompt_lookup: int):
     """The same by `decode`: a prompt's last token is the decoder's first input."""
     last = int(prompts[0, -1])
     model = rag.RagModel(BertConfig(), config, "token", last, END, END, lexical=True)
@@ -86,7 +87,7 @@ def ours(config: CausalConfig, params: dict, prompts: np.ndarray):
                   np.ones((1, PASSAGES, SOURCE - 1), bool), None, np.ones((1, PASSAGES), bool),
                   None, None, np.ones(1, np.float32),
                   doc_scores=np.zeros((1, PASSAGES), np.float32))
-    settings = Decoding(max_length=TOKENS, min_length=TOKENS)
+    settings = Decoding(max_length=TOKENS, min_length=TOKENS, prompt_lookup=prompt_lookup)
     run = jax.jit(lambda params, batch: decode(model, settings, params, batch).best.tokens[0])
     return lambda: np.asarray(run(params, batch))
 

@@ -52,7 +52,8 @@ def main() -> None:
     def in_two_parts(kept: KeptPrefixes) -> Decoded:
         read = kept.reader(model, params, ENOUGH)
         keys, values = read(passages.tolist(), [PASSAGE] * PASSAGES)
-        prefixes = Prefixes(keys[None], values[None], np.full((1, PASSAGES), PASSAGE, np.int32))
+        prefixes = Prefixes(keys[None], values[None], np.full((1, PASSAGES), PASSAGE, np.int32),
+                            np.array(passages[None], np.int32))
         ids = np.tile(question, (PASSAGES, 1))
         return jax.device_get(program(params, batch(ids, PADDED)._replace(prefixes=prefixes)))
 

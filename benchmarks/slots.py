@@ -61,7 +61,7 @@ def read(model: models.RagModel, length: int, params: Params, batch: Batch) -> S
 def advance(model: models.RagModel, params: Params, slots: Slots) -> tuple[Slots, jax.Array]:
     """One token more in every slot, and which answers have ended."""
     def one(slot: Slots) -> Slots:
-        log_p, past = documents.step(model, params, slot.documents, slot.token[None, None],
+        log_p, past = documents.step(model, params, slot.documents, slot.token[None, None, None],
                                      slot.position, slot.past)
         mixed = jax.nn.logsumexp(slot.documents.log_prior[0, :, None] + log_p[0, :, 0], axis=0)
         token = mixed.argmax().astype(jnp.int32)

@@ -390,6 +390,11 @@ class EvalConfig:
     top_p: float = field(1.0, "of samples: only the fewest tokens that have this probability "
                          "together are drawn, and those as probable as the last of them",
                          at_least=0, at_most=1)
+    prompt_lookup: int = field(
+        0, "greedy answers and samples: this many tokens that followed the last ones in a passage "
+        "are computed with the next one, so that answers that quote passages take fewer steps; "
+        "pays for one question at a time, where reading the parameters takes longest; 0 = none",
+        at_least=0, at_most=64)
     exact_nodes: int = field(0, "prefixes that the search for the most probable answer may expand "
                              "per question; 0 = no such search", at_least=0)
     nfd: bool = field(False, "exact match, F1 and overlaps with training after Unicode's canonical "

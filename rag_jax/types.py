@@ -18,6 +18,7 @@ class Prefixes(NamedTuple):
     keys: Array  # dtype[B, K, layers, G, C, P]
     values: Array  # dtype[B, K, layers, G, P, C]
     lengths: Array  # int32[B, K], how many of the P tokens are part of an input
+    ids: Array  # int32[B, K, P], the tokens
 
 
 class Batch(NamedTuple):

@@ -272,6 +272,29 @@ def test_passages_that_are_kept_change_no_bit_of_an_answer(monkeypatch):
                 getattr(one, name), getattr(other, name), rtol=1e-4, atol=1e-5)
 
 
+def test_what_is_read_in_two_parts_has_the_tokens_of_both():
+    """Guesses are looked up among them, also among those that were read before."""
+    model, index, questions = shelf(longest=22)
+    answerer = answering.Answerer(
+        dataclasses.replace(model, generator=CAUSAL),
+        parallel.make_mesh(MeshConfig(), jax.devices()[:1]), index,
+        answering.Settings(2, 2, 8, Decoding(max_length=2)))
+    retrieved = np.array([[n, (n + 1) % 9] for n in range(9)])
+
+    def read(rows, padded):
+        keys = np.zeros((len(rows), 2, 2, 4, max(padded)), np.float32)
+        return keys, keys.swapaxes(3, 4)
+
+    whole, parts = (list(answerer.batches(questions, retrieved, answers=False, read=reader))
+                    for reader in (None, read))
+    for (_, batch), (_, two) in zip(whole, parts, strict=True):
+        for place in np.ndindex(batch.source_ids.shape[:2]):
+            kept = two.prefixes.ids[place][: two.prefixes.lengths[place]]
+            rest = two.source_ids[place][two.source_mask[place]]
+            assert [*kept, *rest] == batch.source_ids[place][batch.source_mask[place]].tolist()
+            assert len(kept) and len(rest)
+
+
 def test_passages_are_read_with_matrices_that_are_converted_once(monkeypatch):
     """Each new passage converted all of the model's again."""
     model, index, questions = shelf(longest=22)

@@ -145,7 +145,9 @@ class RagBatcher:
         kept = self.read(whole, [bucket(len(row), self.length_step, format.max_length)
                                  for row in whole])
         keys, values = (each.reshape(-1, count, *each.shape[1:]) for each in kept)
-        return (Prefixes(keys, values, np.array(lengths, np.int32).reshape(-1, count)),
+        ids, _ = pad_rows(whole, keys.shape[-1], format.tokenizer.pad)
+        return (Prefixes(keys, values, np.array(lengths, np.int32).reshape(-1, count),
+                         ids.reshape(-1, count, ids.shape[1])),
                 [row[length:] for row, length in zip(inputs, lengths, strict=True)])
 
     def lengths(self, rows: np.ndarray, retrieved: np.ndarray | None,

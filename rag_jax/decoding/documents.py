@@ -36,6 +36,7 @@ class Documents(NamedTuple):
     prior: jax.Array  # float32[B, passages], p(z | x) of the retriever
     log_prior: jax.Array  # float32[B, K], log p of the documents (`likelihood.document_prior`)
     source: Source
+    ids: jax.Array  # int32[B, N], the tokens of all inputs, and padding, one after another
 
     @property
     def mask(self) -> jax.Array:
@@ -59,12 +60,15 @@ def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     else:
         source = jax.lax.platform_dependent(
             inputs, cpu=functools.partial(_in_groups, encode, count // at_once), default=encode)
-    return Documents(jnp.exp(log_prior), likelihood.document_prior(model, log_prior), source)
+    ids = batch.source_ids if batch.prefixes is None else jnp.concatenate(
+        [batch.prefixes.ids, batch.source_ids], axis=-1)
+    return Documents(jnp.exp(log_prior), likelihood.document_prior(model, log_prior), source,
+                     ids.reshape(len(ids), -1))
 
 
 def _before(model: rag.RagModel, batch: Batch) -> Source:
     """What was kept of the passages, as `Generator.read` takes it."""
-    keys, values, lengths_BK = batch.prefixes
+    keys, values, lengths_BK, _ = batch.prefixes
     if model.fuses:  # missing passages are masked as a whole
         lengths_BK = jnp.where(batch.doc_mask, lengths_BK, 0)
     layers = tuple(KeysValues(*(x[:, :, number].reshape(-1, *x.shape[3:]) for x in (keys, values)))
@@ -92,32 +96,34 @@ def empty_past(documents: Documents, searches: int, hypotheses: int, length: int
 
 def step(model: rag.RagModel, params: Params, documents: Documents, tokens: jax.Array,
          position: jax.Array, past: Past) -> tuple[jax.Array, Past]:
-    """Log-probabilities of the next token of every hypothesis, given each document.
+    """Log-probabilities of the tokens after N successive ones of every hypothesis, given each
+    document.
 
     Args:
-      tokens: int32[searches, M], the decoder's inputs; a search reads R/searches = K documents.
-      position: int32[], that of these inputs.
+      tokens: int32[searches, N, M], the decoder's inputs; a search reads R/searches = K documents.
+      position: int32[], that of the first of these inputs.
       past: of the positions before.
 
     Returns:
-      log p(next token | x, z, tokens so far) float32[searches, K, M, V], and `past` with this
-      position.
+      log p(next token | x, z, tokens so far) float32[searches, K, N, M, V], and `past` with these
+      positions.
     """
-    searches, count = tokens.shape
+    searches, steps, count = tokens.shape
     passages = documents.mask.shape[0] // searches
-    places = jnp.arange(past.lineage.shape[2])
-    lineage = jnp.where((places == position)[None, None], jnp.arange(count)[None, :, None],
+    beams = jnp.arange(count)
+    ahead = jnp.arange(past.lineage.shape[2]) - position
+    lineage = jnp.where(((ahead >= 0) & (ahead < steps))[None, None], beams[None, :, None],
                         past.lineage)
-    own = lineage[..., None] == jnp.arange(count)[None, None, None]  # -> [searches, M, T, M]
-    own &= (places <= position)[None, None, :, None]
-    own = own.reshape(searches, 1, count, -1)
+    own = lineage[..., None] == beams[None, None, None]  # -> [searches, M, T, M]
+    seen = ahead[None] <= jnp.arange(steps)[:, None]  # -> [N, T]
+    own = own[:, None] & seen[None, :, None, :, None]  # -> [searches, N, M, T, M]
+    own = own.reshape(searches, 1, steps * count, -1)
     own, tokens = (jnp.repeat(x, passages, axis=0) for x in (own, tokens))  # -> [R, ...]
 
-    states_RMD, layers = _apply(model, params, lambda generator: generator.step(
+    states, layers = _apply(model, params, lambda generator: generator.step(
         documents.source, tokens, position, past.layers, own))
-    log_p_RMV = log_probs(model, params, states_RMD)
-    log_p = log_p_RMV.reshape(searches, passages, *log_p_RMV.shape[1:])  # -> [searches, K, M, V]
-    return log_p, Past(layers, lineage)
+    log_p = log_probs(model, params, states)  # [R, N * M, V]
+    return log_p.reshape(searches, passages, steps, count, -1), Past(layers, lineage)
 
 
 def log_probs(model: rag.RagModel, params: Params, states: jax.Array) -> jax.Array:

@@ -15,12 +15,12 @@ def question_bytes(model: RagModel, settings: Decoding, passages: int, source: i
     """Bytes to encode K passages of S tokens and to search them with M hypotheses of T tokens for
     each passage or, in Fusion-in-Decoder, for all of them."""
     c, length = model.generator, settings.max_length
-    beams = settings.num_return_sequences if settings.sample else settings.num_beams
+    beams, guesses = settings.hypotheses, settings.guesses
     stored = jnp.dtype(c.dtype).itemsize
     encoding = source * (8 * c.width + 2 * c.mlp_width) + c.heads * source * source
     cross = 2 * c.decoder_layers * source * c.cached_width
-    past = 2 * c.decoder_layers * beams * length * c.cached_width
-    logits = 2 * beams * c.vocab_size
+    past = 2 * c.decoder_layers * beams * (length + guesses) * c.cached_width
+    logits = 2 * beams * (1 + guesses) * c.vocab_size
     documents = 1 if model.fuses else passages
     return (passages * (FLOAT * encoding + stored * cross)
             + documents * (FLOAT * logits + stored * 2 * past))

@@ -9,6 +9,7 @@ Both models are autoregressive, with p(y_t | x, y_<t) = sum_z w_t(z) p(y_t | x, 
   Fusion-in-Decoder: there is one document, with weight 1.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -18,7 +19,8 @@ import jax.numpy as jnp
 from rag_jax.decoding import beam
 from rag_jax.decoding.beam import Beams, BeamState, Recursion, TokenIds, gather_beams
 from rag_jax.decoding.constraints import make_rule
-from rag_jax.decoding.documents import Documents, Past, empty_past, step
+from rag_jax.decoding.documents import Documents, Past
+from rag_jax.decoding.prompt_lookup import Guessed, empty_past, step
 from rag_jax.decoding.results import Decoded, certify, explain, until_end
 from rag_jax.decoding.settings import Decoding
 from rag_jax.marginal import MASKED
@@ -39,6 +41,7 @@ def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]
 def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
            ) -> Beams:
     """A beam search for each of the R documents alone."""
+    settings = dataclasses.replace(settings, prompt_lookup=0)
     recursion = _recursion(
         model, params, documents, settings, documents.mask.shape[0], jnp.zeros_like)
     return beam.beam_search(recursion, settings, _ids(model))
@@ -47,9 +50,11 @@ def search(model: rag.RagModel, params: Params, documents: Documents, settings: 
 def _recursion(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,
                searches: int, weigh: Callable[[jax.Array], jax.Array]) -> Recursion:
     """The model as these searches see it, before their first token."""
-    past = empty_past(documents, searches, settings.num_beams, settings.max_length)
+    past = empty_past(model, documents, searches, settings)
 
-    def reorder(past: Past, beams: jax.Array) -> Past:
+    def reorder(past: Past | Guessed, beams: jax.Array) -> Past | Guessed:
+        if settings.num_beams == 1:
+            return past
         return past._replace(lineage=gather_beams(past.lineage, beams))
 
     return Recursion(

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from rag_jax import marginal
 from rag_jax.decoding.constraints import make_rule
-from rag_jax.decoding.documents import Documents, Past, empty_past, step
+from rag_jax.decoding.documents import Documents, Past
 from rag_jax.decoding.mixture import weights
+from rag_jax.decoding.prompt_lookup import Guessed, empty_past, step
 from rag_jax.decoding.results import Decoded, explain, until_end
 from rag_jax.decoding.settings import Decoding
 from rag_jax.marginal import MASKED
@@ -28,7 +29,7 @@ class State(NamedTuple):
     doc_log_p: jax.Array  # float32[B, A, T, K], log p(y_t | x, z, y_<t)
     ended: jax.Array  # bool[B, A]
     valid: jax.Array  # bool[B, A], False once the rules have left no token
-    past: Past
+    past: Past | Guessed
     keys: jax.Array  # [B], one for each question
     temperature: jax.Array | None  # float32[B], one for each question; None = that of the settings
 
@@ -46,7 +47,7 @@ def begin(model: rag.RagModel, documents: Documents, settings: Decoding, keys: j
                  jnp.zeros((questions, count, length, passages), jnp.float32),
                  jnp.zeros((questions, count), bool),
                  jnp.ones((questions, count), bool),
-                 empty_past(documents, questions, count, length), keys, temperature)
+                 empty_past(model, documents, questions, settings), keys, temperature)
 
 
 def advance(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding,

@@ -43,6 +43,9 @@ class Decoding:
         penalty, their number; the reported log p counts them.
       sample: draw from p(y | x) instead of searching; RAG-Sequence by its marginal recursion.
       temperature, top_k, top_p: of sampling, applied in this order; 1, 0 and 1 change nothing.
+      prompt_lookup: of greedy search and of sampling (RAG-Sequence by its marginal recursion): how
+        many tokens are guessed and computed together with each one; see `prompt_lookup`. 0 = none.
+        Everything else ignores it.
       labels: token sequences that are the only answers, for classification, which searches nothing:
         as in training's targets, one output token each, or whole strings with </s>. A classifier's
         labels are the names of its classes, in their order. No other rule, nor the length penalty,
@@ -69,6 +72,7 @@ class Decoding:
     temperature: float = _EVAL.temperature
     top_k: int = _EVAL.top_k
     top_p: float = _EVAL.top_p
+    prompt_lookup: int = _EVAL.prompt_lookup
     labels: tuple[tuple[int, ...], ...] = ()
     memory_mib: int = _EVAL.memory_mib
 
@@ -79,7 +83,7 @@ class Decoding:
 
     def _problems(self) -> Iterator[str]:
         least = {"num_beams": 1, "max_length": 1, "min_length": 0, "no_repeat_ngram_size": 0,
-                 "num_return_sequences": 1, "top_k": 0, "memory_mib": 0}
+                 "num_return_sequences": 1, "top_k": 0, "prompt_lookup": 0, "memory_mib": 0}
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 yield f"{name}={getattr(self, name)}: must be at least {bound}"
@@ -140,6 +144,16 @@ class Decoding:
         if ending := ends & {*(self.prefix or ()), self.forced_bos}:
             raise ValueError(f"prefix or forced_bos holds the end token {min(ending)}: nothing "
                              "could follow it")
+
+    @property
+    def hypotheses(self) -> int:
+        """How many hypotheses of a question, or of one of its documents, grow at the same time."""
+        return self.num_return_sequences if self.sample else self.num_beams
+
+    @property
+    def guesses(self) -> int:
+        """How many tokens are guessed with each one; none where beams are compared."""
+        return self.prompt_lookup if self.sample or self.num_beams == 1 else 0
 
     @property
     def prefix_length(self) -> int:

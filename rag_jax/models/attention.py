@@ -92,11 +92,10 @@ class KeysValues(NamedTuple):
     keys: jax.Array  # dtype[R, H, C, S]
     values: jax.Array  # dtype[R, H, S, C]
 
-    def with_tokens(self, now: "KeysValues", position: jax.Array) -> "KeysValues":
-        """These, with the M tokens `now` of one position written from place position * M on."""
-        count = now.values.shape[2]
+    def with_tokens(self, now: "KeysValues", place: jax.Array) -> "KeysValues":
+        """These, with the tokens `now` written from a place int32[] on."""
         return KeysValues(*(
-            jax.lax.dynamic_update_slice_in_dim(cache, new, position * count, axis)
+            jax.lax.dynamic_update_slice_in_dim(cache, new, place, axis)
             for cache, new, axis in zip(self, now, (3, 2), strict=True)))
 
 

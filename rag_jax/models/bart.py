@@ -49,9 +49,10 @@ def _first(table: jax.Array, length: int) -> jax.Array:
 
 
 def _at(table: jax.Array, positions: jax.Array) -> jax.Array:
-    """Rows [B, N, D] of a position table for positions int32[B, N]."""
+    """Rows [N, D] or [B, N, D] of a position table for positions int32[N] or int32[B, N]."""
     whole = constrain(table, "positions", name="position table")
-    return constrain(whole[positions + POSITION_OFFSET], "batch", name="positions")
+    rows = whole[positions + POSITION_OFFSET]
+    return rows if positions.ndim == 1 else constrain(rows, "batch", name="positions")
 
 
 class Bart(encoder_decoder.EncoderDecoder):
@@ -99,15 +100,12 @@ class Bart(encoder_decoder.EncoderDecoder):
         x = self.embed(ids, places, self.encoder_embedding_norm, deterministic)
         return self.encoder(x, mask[:, None, None, :], None, packing, deterministic=deterministic)
 
-    def embed_targets(self, ids: jax.Array, position: jax.Array | None = None,
+    def embed_targets(self, ids: jax.Array, positions: jax.Array | None = None,
                       deterministic: bool = True) -> jax.Array:
-        if position is None:
+        if positions is None:
             places = _first(self.decoder_positions, ids.shape[1])
-        elif position.ndim:
-            places = _at(self.decoder_positions, position)
         else:
-            places = jax.lax.dynamic_slice_in_dim(
-                self.decoder_positions, position + POSITION_OFFSET, 1)
+            places = _at(self.decoder_positions, positions)
         return self.embed(ids, places, self.decoder_embedding_norm, deterministic)
 
     def logits(self, states: jax.Array) -> jax.Array:

@@ -275,15 +275,15 @@ class CausalLM(nn.Module):
     def step(self, source: Source, tokens: jax.Array, position: jax.Array,
              past: tuple[KeysValues, ...], own: jax.Array
              ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        count = tokens.shape[1]
-        places = jnp.arange(own.shape[-1]) // count  # the step of each place of the past
-        masks = self.masks(own, position - places[None, None, None])
+        rows, steps, count = tokens.shape
+        places = position + jnp.repeat(jnp.arange(steps), count)
+        back = places[:, None] - jnp.arange(own.shape[-1])[None] // count
 
         def remember(layer: int, now: KeysValues) -> KeysValues:
-            return past[layer].with_tokens(now, position)
+            return past[layer].with_tokens(now, position * count)
 
-        return self._continued(
-            source, tokens, jnp.broadcast_to(position, (count,)), masks, remember)
+        return self._continued(source, tokens.reshape(rows, -1), places,
+                               self.masks(own, back[None, None]), remember)
 
     def forced(self, source: Source, inputs: jax.Array) -> jax.Array:
         rows, answers, length = inputs.shape

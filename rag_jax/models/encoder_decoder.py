@@ -14,10 +14,11 @@ from rag_jax.models.packing import Packing
 
 @nn.jit
 def _grow(layer: nn.Module, x: jax.Array, source: KeysValues, source_mask: jax.Array,
-          past: KeysValues, position: jax.Array, own: jax.Array, bias: jax.Array | None
+          past: KeysValues, place: jax.Array, own: jax.Array, bias: jax.Array | None
           ) -> tuple[jax.Array, KeysValues]:
-    """A layer's states of one more token, and its past with that token; traced once for all."""
-    past = past.with_tokens(layer.cached(x), position)
+    """A layer's states of more tokens, and its past with these tokens from a place on; traced once
+    for all."""
+    past = past.with_tokens(layer.cached(x), place)
     attended = layer.attend(x, past, own, bias, True)
     return layer.after_self(x, attended, source, source_mask, True), past
 
@@ -39,8 +40,8 @@ class EncoderDecoder(nn.Module):
 
       encode(ids int32[R, S], mask bool[R, S], deterministic) -> dtype[R, S, D]; a module that
         `packs` also takes a `Packing` of them, and then returns dtype[B, N, D]
-      embed_targets(ids int32[R, T], position, deterministic) -> dtype[R, T, D], the decoder's input
-        at one position int32[], at positions int32[R, T], or, for None, at 0, 1, ...
+      embed_targets(ids int32[R, T], positions, deterministic) -> dtype[R, T, D], the decoder's
+        input at positions int32[T] or int32[R, T], or, for None, at 0, 1, ...
       logits(states dtype[..., D]) -> float32[..., V]
 
     It may override `self_bias` and `finish`.
@@ -107,12 +108,13 @@ class EncoderDecoder(nn.Module):
     def step(self, source: Source, tokens: jax.Array, position: jax.Array,
              past: tuple[KeysValues, ...], own: jax.Array
              ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        x = self.embed_targets(tokens, position)  # -> [R, M, D]
-        places = jnp.arange(own.shape[-1]) // tokens.shape[1]  # their steps; [T, M] is one axis
-        bias = self.self_bias(position[None], places)
+        rows, steps, count = tokens.shape
+        positions = position + jnp.repeat(jnp.arange(steps), count)
+        x = self.embed_targets(tokens.reshape(rows, -1), positions)  # -> [R, N * M, D]
+        bias = self.self_bias(positions, jnp.arange(own.shape[-1]) // count)
         mask, layers = source.mask[:, None, None, :], []
         for layer, cross, old in zip(self.decoder.loop(), source.layers, past, strict=True):
-            x, new = _grow(layer, x, cross, mask, old, position, own, bias)
+            x, new = _grow(layer, x, cross, mask, old, position * count, own, bias)
             layers.append(new)
         return self.finish(x), tuple(layers)
 

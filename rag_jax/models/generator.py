@@ -76,14 +76,14 @@ class Generator(Protocol):
     def step(self, source: Source, tokens: jax.Array, position: jax.Array,
              past: tuple[KeysValues, ...], own: jax.Array
              ) -> tuple[jax.Array, tuple[KeysValues, ...]]:
-        """States dtype[R, M, D] of one more token of each hypothesis, and `past` with these tokens.
+        """States dtype[R, N * M, D] of N more tokens of each hypothesis, and `past` with them.
 
         Args:
-          tokens: int32[R, M], the inputs at this position.
-          position: int32[], counted from 0 at the first input of the targets.
-          past: for each layer, keys and values at T * M places, where those of this position are
+          tokens: int32[R, N, M], the inputs at N successive positions.
+          position: int32[], the first of these, counted from 0 at the first input of the targets.
+          past: for each layer, keys and values at T * M places, where those of these positions are
             still to be written (`KeysValues.with_tokens`).
-          own: bool[R, 1, M, T * M], the places of each hypothesis's own tokens, with this one.
+          own: bool[R, 1, N * M, T * M], the places of the hypothesis's own tokens up to each one.
         """
 
     def forced(self, source: Source, inputs: jax.Array) -> jax.Array:

@@ -102,9 +102,9 @@ class T5(encoder_decoder.EncoderDecoder):
                          bias, packing, deterministic=deterministic)
         return self.drop(self.encoder_norm(x), deterministic=deterministic)
 
-    def embed_targets(self, ids: jax.Array, position: jax.Array | None = None,
+    def embed_targets(self, ids: jax.Array, positions: jax.Array | None = None,
                       deterministic: bool = True) -> jax.Array:
-        del position
+        del positions
         x = look_up(self.embedding, ids).astype(self.config.dtype)
         return self.drop(x, deterministic=deterministic)
 

@@ -26,7 +26,7 @@ from rag_jax.training.stages import build_stage
 from rag_jax.training.warm_up import WarmTowers
 
 # Fields of config.eval that do not change the score of a checkpoint; the metric's name is compared.
-SAME_SCORE = ("batch_size", "memory_mib", "prefix_mib", "metrics", "kilt_pages")
+SAME_SCORE = ("batch_size", "memory_mib", "prefix_mib", "prompt_lookup", "metrics", "kilt_pages")
 # What config.eval means with None, where something is trained.
 OPEN = {"num_beams": 1, "min_length": 0, "length_penalty": 0.0, "no_repeat_ngram_size": 0,
         "forced_bos": False, "forced_eos": False}

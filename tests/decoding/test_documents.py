@@ -45,10 +45,29 @@ def test_cached_decoding_is_the_full_forward_at_every_position(generator, dtype,
     room = TARGET + 2  # more room than positions: the empty places must not be seen
     past = documents.empty_past(read, len(inputs), 1, room)
     step = tiny.jit(lambda tokens, t, past: documents.step(model, params, read, tokens, t, past))
+    tokens = inputs[..., None]  # -> [R, T, M], M = 1
     for t in range(TARGET):
-        log_p, past = step(inputs[:, t, None], np.int32(t), past)
+        log_p, past = step(tokens[:, t : t + 1], np.int32(t), past)
         assert log_p.dtype == jnp.float32
-        np.testing.assert_allclose(log_p[:, 0, 0], expected[:, t], rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            log_p[:, 0, 0, 0], expected[:, t], rtol=tolerance, atol=tolerance)
+    several, _ = step(tokens[:, TARGET - 3 :], np.int32(TARGET - 3), past)
+    np.testing.assert_allclose(
+        several[:, 0, :, 0], expected[:, TARGET - 3 :], rtol=tolerance, atol=tolerance)
+
+
+def test_several_tokens_at_once_are_those_tokens_one_after_another(params):
+    """Also of hypotheses that have changed their places before."""
+    read = tiny.jit(lambda params: documents.read(MODEL, params, BATCH))(params)
+    searches, beams = len(BATCH.weight), 2
+    tokens = np.random.default_rng(1).integers(3, 38, (searches, 4, beams)).astype(np.int32)
+    step = tiny.jit(lambda tokens, t, past: documents.step(MODEL, params, read, tokens, t, past))
+    _, past = step(tokens[:, :1], np.int32(0), documents.empty_past(read, searches, beams, 6))
+    past = past._replace(lineage=past.lineage[:, ::-1])
+    together, _ = step(tokens[:, 1:], np.int32(1), past)
+    for t in range(1, 4):
+        log_p, past = step(tokens[:, t : t + 1], np.int32(t), past)
+        np.testing.assert_allclose(together[:, :, t - 1], log_p[:, :, 0], rtol=2e-5, atol=2e-6)
 
 
 def test_several_ends_are_one_outcome(params):
@@ -75,7 +94,8 @@ def test_nothing_is_kept_of_passages_that_are_missing(kind, seen):
     keys = np.arange(2 * 2 * 3 * 1 * 4 * 5, dtype=np.float32).reshape(2, 2, 3, 1, 4, 5)
     batch = BATCH._replace(
         doc_mask=np.array([[True, False], [True, True]]),
-        prefixes=Prefixes(keys, keys.swapaxes(4, 5), np.array([[2, 3], [3, 1]], np.int32)))
+        prefixes=Prefixes(keys, keys.swapaxes(4, 5), np.array([[2, 3], [3, 1]], np.int32),
+                          np.zeros((2, 2, 5), np.int32)))
     before = documents._before(tiny.rag_model(kind), batch)
     assert before.begin.tolist() == before.mask.sum(axis=1).tolist() == sum(seen, [])
     for number, layer in enumerate(before.layers):

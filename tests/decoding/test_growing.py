@@ -15,7 +15,8 @@ from rag_jax.decoding.settings import Decoding
 
 WAYS = [("token", {}), ("sequence", {}), ("fid", {}), ("token", {"bad_words": ((3,),)}),
         ("token", {"min_length": 3}), ("token", {"sample": True, "num_return_sequences": 3}),
-        ("sequence", {"sample": True, "temperature": 0.5, "num_return_sequences": 2})]
+        ("sequence", {"sample": True, "temperature": 0.5, "num_return_sequences": 2}),
+        ("token", {"prompt_lookup": 2}), ("token", {"prompt_lookup": 2, "sample": True})]
 
 
 @pytest.mark.parametrize("kind, how", WAYS, ids=range(len(WAYS)))

@@ -62,7 +62,7 @@ def run(name):
             own = np.stack([(place % inputs.shape[1] == m) & (place // inputs.shape[1] <= t)
                             for m in range(inputs.shape[1])])
             own = np.broadcast_to(own[None, None], (len(ids), 1, *own.shape))
-            found, past = generator.step(source, inputs[:, :, t], jnp.int32(t), past, own)
+            found, past = generator.step(source, inputs[:, None, :, t], jnp.int32(t), past, own)
             steps.append(found)
         return forced, jnp.stack(steps, axis=2)
 

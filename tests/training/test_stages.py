@@ -126,7 +126,8 @@ def test_dev_scores_are_told_apart_by_the_settings_that_change_them():
         return fine_tuning.measured(EvalConfig(**settings), k)
 
     assert measured() == {"k": "5"} == measured(
-        k=5, batch_size=3, memory_mib=0, prefix_mib=9, metrics=("kilt",), kilt_pages="id")
+        k=5, batch_size=3, memory_mib=0, prefix_mib=9, prompt_lookup=3, metrics=("kilt",),
+        kilt_pages="id")
     for name, usual in fine_tuning.OPEN.items():
         assert measured(**{name: usual}) == measured(), name
     others = [{"max_examples": 1}, {"num_beams": 4}, {"labels": ("a", "b")}, {"nfd": True},
