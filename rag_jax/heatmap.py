@@ -4,6 +4,7 @@ Rows are passages, columns the answer's tokens, values p(z | x, y_1..y_t) or, fo
 p(z | x, y_t, y_<t).
 """
 
+import contextlib
 import importlib.util
 import itertools
 import pathlib
@@ -72,10 +73,10 @@ def write(path: pathlib.Path, title: str, tokens: Sequence[str], passages: Seque
         return
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2 + 0.6 * len(tokens), 1.5 + 0.4 * len(passages)),
-                    layout="constrained")
-    draw(figure.add_subplot(), title, tokens, passages, posterior)
-    with files.replaced(path, "wb", aside=True) as file:
+    with own_style(), files.replaced(path, "wb", aside=True) as file:
+        figure = Figure(figsize=(2 + 0.6 * len(tokens), 1.5 + 0.4 * len(passages)),
+                        layout="constrained")
+        draw(figure.add_subplot(), title, tokens, passages, posterior)
         figure.savefig(file, format="png", dpi=150)
 
 
@@ -96,6 +97,17 @@ def check(path: pathlib.Path) -> None:
     if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"--heatmap={path}: a .png needs matplotlib: pip install "
                         "'rag_jax[plots]', or write an .html file")
+
+
+@contextlib.contextmanager
+def own_style() -> Iterator[None]:
+    """Draws as matplotlib does without a matplotlibrc, of which one may lie in the current folder
+    and have TeX run."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield
 
 
 def draw(axes: Any, title: str, tokens: Sequence[str], passages: Sequence[str],

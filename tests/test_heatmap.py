@@ -45,6 +45,17 @@ def test_png_is_written_where_matplotlib_is(tmp_path):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_no_style_of_the_current_folder_is_taken(tmp_path):
+    """With text.usetex a matplotlibrc among downloaded files had a TeX run, with its preamble."""
+    import matplotlib
+
+    heatmap.write(tmp_path / "usual.png", "Who?", TOKENS, PASSAGES, POSTERIOR)
+    with matplotlib.rc_context({"text.usetex": True, "axes.facecolor": "red"}):
+        heatmap.write(tmp_path / "map.png", "Who?", TOKENS, PASSAGES, POSTERIOR)
+        assert matplotlib.rcParams["axes.facecolor"] == "red", "what others draw is as before"
+    assert (tmp_path / "map.png").read_bytes() == (tmp_path / "usual.png").read_bytes()
+
+
 @pytest.mark.parametrize("suffix", ["html", "png"])
 def test_another_map_of_that_name_is_put_aside(tmp_path, suffix, capsys):
     path = tmp_path / f"map.{suffix}"

@@ -144,6 +144,11 @@ class Decoding:
         if ending := ends & {*(self.prefix or ()), self.forced_bos}:
             raise ValueError(f"prefix or forced_bos holds the end token {min(ending)}: nothing "
                              "could follow it")
+        within = {t for label in self.labels for t in label[:-1]}
+        within |= {label[-1] for label in self.labels} - {model.end_id}
+        if not model.classes and (ending := ends & within):
+            raise ValueError(f"labels: one holds the end token {min(ending)}, at which answers end "
+                             "before the label does")
 
     @property
     def hypotheses(self) -> int:

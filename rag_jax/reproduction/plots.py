@@ -11,10 +11,8 @@ Curves = Mapping[str, Mapping[int, float]]  # name -> passages per question, or 
 
 
 def _figure(width: float, height: float):
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        return None
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -24,16 +22,20 @@ def _png(figure) -> bytes:
     return file.getvalue()
 
 
-def _once(draw: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
-    """`draw` with a cache: a report is written after every model that is measured, and most of its
-    pictures are as before."""
-    drawn: dict[bytes, bytes | None] = {}
+def _once(draw: Callable[..., bytes]) -> Callable[..., bytes | None]:
+    """`draw` where matplotlib is installed, with a cache: a report is written after every model
+    that is measured, and most of its pictures are as before."""
+    drawn: dict[bytes, bytes] = {}
 
     @functools.wraps(draw)
     def cached(*data) -> bytes | None:
         key = pickle.dumps(data)
-        if drawn.get(key) is None:  # not yet, or matplotlib was missing
-            drawn[key] = draw(*data)
+        if key not in drawn:
+            try:
+                with heatmap.own_style():
+                    drawn[key] = draw(*data)
+            except ModuleNotFoundError:
+                return None
         return drawn[key]
 
     return cached
@@ -43,8 +45,6 @@ def _once(draw: Callable[..., bytes | None]) -> Callable[..., bytes | None]:
 def curves(panels: Mapping[str, Curves], along: str = "passages per question") -> bytes | None:
     """Panels beside each other, each with its own axes: percent by what `along` names."""
     figure = _figure(4.5 * len(panels), 3.5)
-    if figure is None:
-        return None
     for place, (title, lines) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(1, len(panels), place)
         for name, points in lines.items():
@@ -65,8 +65,6 @@ def heat_maps(maps: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[Se
     """Maps below each other: title -> (tokens, passages, p(passage | token) [T][K])."""
     longest = max(len(tokens) for tokens, _, _ in maps.values())
     figure = _figure(3 + 0.5 * longest, 2.6 * len(maps))
-    if figure is None:
-        return None
     for place, (title, cells) in enumerate(maps.items(), 1):
         heatmap.draw(figure.add_subplot(len(maps), 1, place), title, *cells)
     return _png(figure)

@@ -408,6 +408,10 @@ def test_what_the_model_does_not_allow_is_refused():
     for settings in ({"forced_bos": 3}, {"prefix": (4, 3)}):
         with pytest.raises(ValueError, match="holds the end token 3: nothing could follow"):
             Decoding(max_length=3, **settings).check(chat)
+    for labels in (((4, END, END), (4, END)), ((4, END), (0, 3)), ((3,), (4,))):
+        with pytest.raises(ValueError, match="labels: one holds the end token [23], at which"):
+            Decoding(max_length=3, labels=labels).check(chat)
+    Decoding(max_length=3, labels=((4, END), (0,), (END,))).check(chat)
     with pytest.raises(ValueError, match="key"):
         decode(small("token"), Decoding(max_length=3, sample=True), {}, BATCH)
     for sample, shape in ((False, (QUESTIONS,)), (True, ()), (True, (QUESTIONS + 1,))):
