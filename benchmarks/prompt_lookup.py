@@ -4,7 +4,8 @@
 
 The first questions of the test split, one at a time, greedily. Prints for each number of guesses
 the tokens and the generator's steps of an answer, in the mean, and how many answers differ from
-those without guesses. What a step costs depends on the model and the machine: see decoder_only.py.
+those with the first number. What a step costs depends on the model and the machine: see
+decoder_only.py.
 """
 
 import argparse

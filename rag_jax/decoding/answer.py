@@ -49,7 +49,7 @@ def decode(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch
         read = documents.read(model, params, batch)
         if settings.labels:
             return classify.decode(model, params, read, settings)
-        if not (settings.sample or _one_search(model, settings)):
+        if not (settings.sample or settings.one_search(model)):
             return sequence.decode(model, params, read, settings)
         begun = _begun(model, settings, params, read, keys, temperature)
         return _until(model, settings, params, begun, settings.max_length)[0]
@@ -73,14 +73,8 @@ class Growing(NamedTuple):
 
 
 def grows(model: rag.RagModel, settings: Decoding, batch: Batch) -> bool:
-    """Whether a batch's answers grow from left to right, all at the same time.
-
-    Samples do, and answers of greedy search. Several beams, or one for each document, may revise
-    tokens, and labels are ranked as a whole.
-    """
-    if model.classes or settings.labels or _at_once(model, settings, batch) < len(batch.source_ids):
-        return False
-    return settings.sample or (settings.num_beams == 1 and _one_search(model, settings))
+    """Whether a batch's answers grow (`Decoding.grows`), all at the same time."""
+    return settings.grows(model) and _at_once(model, settings, batch) == len(batch.source_ids)
 
 
 def begin(model: rag.RagModel, settings: Decoding, params: Params, batch: Batch,
@@ -101,11 +95,6 @@ def go_on(model: rag.RagModel, settings: Decoding, params: Params, growing: Grow
           until: jax.Array) -> tuple[Decoded, Growing]:
     """The same answers up to `until` tokens."""
     return _until(model, settings, _gathered(model, params), growing, until)
-
-
-def _one_search(model: rag.RagModel, settings: Decoding) -> bool:
-    """Whether a question has one search over all of its documents, not one for each document."""
-    return model.kind != "sequence" or settings.strategy == "marginal"
 
 
 def _begun(model: rag.RagModel, settings: Decoding, params: Params, read: Documents,

@@ -37,8 +37,8 @@ class Recursion:
     """The model as R searches of K documents each see it: a distribution of the next token.
 
     Attributes:
-      step: (last tokens int32[R, M], position int32[], carry) -> (log p(. | x, z, y_<t)
-        float32[R, K, M, V], carry).
+      step: (last tokens int32[R, M], position int32[], carry, running bool[R, M]) -> (log p(. | x,
+        z, y_<t) float32[R, K, M, V], which is not used where not `running`, carry).
       carry: the state of `step` before the first token, for R x M hypotheses.
       reorder: (carry, beams int32[R, M]) -> carry whose hypothesis m is the former beams[:, m].
       weigh: log p(y_<t | x, z) float32[R, M, K] -> the documents' log weights float32[R, M, K] in
@@ -48,7 +48,7 @@ class Recursion:
       documents: K.
     """
 
-    step: Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+    step: Callable[[jax.Array, jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
     carry: Any
     reorder: Callable[[Any, jax.Array], Any]
     weigh: Callable[[jax.Array], jax.Array]
@@ -184,7 +184,8 @@ def _grown(recursion: Recursion, settings: Decoding, ids: TokenIds, state: BeamS
     2M best continuations by one token, and the bound on all others."""
     position, live, length = state.position, state.live, settings.max_length
     last = jnp.where(position == 0, ids.start, live.tokens[:, :, jnp.maximum(position - 1, 0)])
-    doc_log_p_RKMV, carry = recursion.step(last, position, state.carry)
+    running = jnp.broadcast_to(~state.stopped[:, None], last.shape)
+    doc_log_p_RKMV, carry = recursion.step(last, position, state.carry, running)
     log_p_RMV = marginal.mixture(recursion.weigh(live.doc_log_p.sum(axis=2)), doc_log_p_RKMV)
     # A softmax with one NaN is NaN everywhere, so one column is enough to find it.
     broken = jnp.isnan(log_p_RMV[:, :, ids.end]).any(axis=1)

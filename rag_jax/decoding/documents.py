@@ -60,10 +60,15 @@ def read(model: rag.RagModel, params: Params, batch: Batch) -> Documents:
     else:
         source = jax.lax.platform_dependent(
             inputs, cpu=functools.partial(_in_groups, encode, count // at_once), default=encode)
+    return Documents(jnp.exp(log_prior), likelihood.document_prior(model, log_prior), source,
+                     _tokens(batch))
+
+
+def _tokens(batch: Batch) -> jax.Array:
+    """`Documents.ids` of a batch."""
     ids = batch.source_ids if batch.prefixes is None else jnp.concatenate(
         [batch.prefixes.ids, batch.source_ids], axis=-1)
-    return Documents(jnp.exp(log_prior), likelihood.document_prior(model, log_prior), source,
-                     ids.reshape(len(ids), -1))
+    return ids.reshape(len(ids), -1)
 
 
 def _before(model: rag.RagModel, batch: Batch) -> Source:

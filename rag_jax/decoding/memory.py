@@ -15,7 +15,7 @@ def question_bytes(model: RagModel, settings: Decoding, passages: int, source: i
     """Bytes to encode K passages of S tokens and to search them with M hypotheses of T tokens for
     each passage or, in Fusion-in-Decoder, for all of them."""
     c, length = model.generator, settings.max_length
-    beams, guesses = settings.hypotheses, settings.guesses
+    beams, guesses = settings.hypotheses, settings.guesses(model)
     stored = jnp.dtype(c.dtype).itemsize
     encoding = source * (8 * c.width + 2 * c.mlp_width) + c.heads * source * source
     cross = 2 * c.decoder_layers * source * c.cached_width

@@ -9,7 +9,6 @@ Both models are autoregressive, with p(y_t | x, y_<t) = sum_z w_t(z) p(y_t | x, 
   Fusion-in-Decoder: there is one document, with weight 1.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -41,7 +40,6 @@ def weights(kind: str, log_prior: jax.Array) -> Callable[[jax.Array], jax.Array]
 def search(model: rag.RagModel, params: Params, documents: Documents, settings: Decoding
            ) -> Beams:
     """A beam search for each of the R documents alone."""
-    settings = dataclasses.replace(settings, prompt_lookup=0)
     recursion = _recursion(
         model, params, documents, settings, documents.mask.shape[0], jnp.zeros_like)
     return beam.beam_search(recursion, settings, _ids(model))

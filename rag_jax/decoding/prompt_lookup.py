@@ -10,7 +10,7 @@ distributions as without guesses, up to the rounding of products of more rows.
 This is prompt lookup decoding (Saxena 2023; inference with reference, Yang et al. 2023, arXiv
 2304.04487), here for the mixture of K documents: the guesses come from all of them. Hugging Face's
 `prompt_lookup_num_tokens` is for one sequence at a time; here all hypotheses of a batch take a
-step together, which is left out only where every one of them goes on as guessed.
+step together, which is left out only where every one that has not ended goes on as guessed.
 """
 
 from typing import NamedTuple
@@ -40,24 +40,27 @@ class Guessed(NamedTuple):
 def empty_past(model: rag.RagModel, found: Documents, searches: int, settings: Decoding
                ) -> Past | Guessed:
     """A past without tokens, for guesses if the settings ask for them."""
-    count, length, steps = settings.hypotheses, settings.max_length, 1 + settings.guesses
-    past = documents.empty_past(found, searches, count, length + settings.guesses)
-    if not settings.guesses:
+    count, length, more = settings.hypotheses, settings.max_length, settings.guesses(model)
+    past = documents.empty_past(found, searches, count, length + more)
+    if not more:
         return past
-    passages = found.mask.shape[0] // searches
+    steps, passages = 1 + more, found.mask.shape[0] // searches
     log_p = jnp.zeros((searches, passages, steps, count, model.generator.vocab_size), jnp.float32)
     return Guessed(past, jnp.zeros((searches, count, length), jnp.int32),
                    jnp.zeros((searches, steps, count), jnp.int32), jnp.int32(-steps), log_p)
 
 
 def step(model: rag.RagModel, params: Params, found: Documents, tokens: jax.Array,
-         position: jax.Array, past: Past | Guessed) -> tuple[jax.Array, Past | Guessed]:
+         position: jax.Array, past: Past | Guessed, running: jax.Array
+         ) -> tuple[jax.Array, Past | Guessed]:
     """Log-probabilities of the next token of every hypothesis, given each document.
 
     Args:
       tokens: int32[searches, M], the decoder's inputs; a search reads R/searches = K documents.
       position: int32[], that of these inputs.
       past: of the positions before.
+      running: bool[searches, M], False where the result will not be used: with guesses it may then
+        be that of other tokens.
 
     Returns:
       log p(next token | x, z, tokens so far) float32[searches, K, M, V], and the past with this
@@ -67,17 +70,21 @@ def step(model: rag.RagModel, params: Params, found: Documents, tokens: jax.Arra
         log_p, past = documents.step(model, params, found, tokens[:, None], position, past)
         return log_p[:, :, 0], past
     past = past._replace(inputs=past.inputs.at[:, :, position].set(tokens))
+    steps = past.guessed.shape[1]
+
+    def unknown(past: Guessed) -> jax.Array:
+        place = position - past.begin
+        other = past.guessed[:, jnp.minimum(place, steps - 1)] != tokens
+        return (place >= steps) | (other & running).any()
 
     def compute(past: Guessed) -> Guessed:
-        ahead = guesses(found.ids, past.inputs, position, past.guessed.shape[1] - 1)
+        ahead = guesses(found.ids, past.inputs, position, steps - 1)
         guessed = jnp.concatenate([tokens[:, None], ahead.swapaxes(1, 2)], axis=1)
         log_p, own = documents.step(model, params, found, guessed, position, past.past)
         return Guessed(own, past.inputs, guessed, position, log_p)
 
-    steps = past.guessed.shape[1]
-    place = position - past.begin
-    as_guessed = past.guessed[:, jnp.minimum(place, steps - 1)] == tokens
-    past = jax.lax.cond((place < steps) & as_guessed.all(), lambda past: past, compute, past)
+    # It runs once at most. A conditional would copy the past, whichever way it went.
+    past = jax.lax.while_loop(unknown, compute, past)
     return past.log_p[:, :, position - past.begin], past
 
 

@@ -70,7 +70,8 @@ def advance(model: rag.RagModel, params: Params, documents: Documents, settings:
         position = state.position
         last = jnp.where(position == 0, model.start_id,
                          state.tokens[:, :, jnp.maximum(position - 1, 0)])
-        doc_log_p_BKAV, past = step(model, params, documents, last, position, state.past)
+        doc_log_p_BKAV, past = step(
+            model, params, documents, last, position, state.past, ~state.ended)
         log_p_BAV = marginal.mixture(weigh(state.doc_log_p.sum(axis=2)), doc_log_p_BKAV)
         log_p_BAV = rule(state.tokens, position, log_p_BAV)
         possible = log_p_BAV.max(axis=-1) > MASKED / 2

@@ -43,9 +43,8 @@ class Decoding:
         penalty, their number; the reported log p counts them.
       sample: draw from p(y | x) instead of searching; RAG-Sequence by its marginal recursion.
       temperature, top_k, top_p: of sampling, applied in this order; 1, 0 and 1 change nothing.
-      prompt_lookup: of greedy search and of sampling (RAG-Sequence by its marginal recursion): how
-        many tokens are guessed and computed together with each one; see `prompt_lookup`. 0 = none.
-        Everything else ignores it.
+      prompt_lookup: of answers that grow (`grows`): how many tokens are guessed and computed
+        together with each one; see `decoding.prompt_lookup`. 0 = none. Other ways ignore it.
       labels: token sequences that are the only answers, for classification, which searches nothing:
         as in training's targets, one output token each, or whole strings with </s>. A classifier's
         labels are the names of its classes, in their order. No other rule, nor the length penalty,
@@ -155,10 +154,24 @@ class Decoding:
         """How many hypotheses of a question, or of one of its documents, grow at the same time."""
         return self.num_return_sequences if self.sample else self.num_beams
 
-    @property
-    def guesses(self) -> int:
-        """How many tokens are guessed with each one; none where beams are compared."""
-        return self.prompt_lookup if self.sample or self.num_beams == 1 else 0
+    def one_search(self, model: RagModel) -> bool:
+        """Whether a question has one search over all of its documents, not one for each document.
+        """
+        return model.kind != "sequence" or self.strategy == "marginal"
+
+    def grows(self, model: RagModel) -> bool:
+        """Whether answers grow from left to right, and no token is ever revised.
+
+        Samples do, and answers of greedy search. Several beams, or one for each document, may
+        revise tokens, and labels are ranked as a whole.
+        """
+        if model.classes or self.labels:
+            return False
+        return self.sample or (self.num_beams == 1 and self.one_search(model))
+
+    def guesses(self, model: RagModel) -> int:
+        """How many tokens are guessed with each one."""
+        return self.prompt_lookup if self.grows(model) else 0
 
     @property
     def prefix_length(self) -> int:

@@ -99,7 +99,7 @@ class Tables:
 def _run(kind, settings, calls, tables, log_prior):
     rows, documents = log_prior.shape
 
-    def step(last, position, prefix):
+    def step(last, position, prefix, running):
         if calls is not None:
             jax.debug.callback(lambda: calls.append(1))
         prefix = jnp.where(position == 0, 0, VOCAB * prefix + last + 1)

@@ -38,7 +38,7 @@ SKEWED = np.log(np.float32([[0.3, 1e-9, 1e-9, 0.1, 0.6]]))
 
 def steps(tables):
     """A step that looks up [position, last token] -> logits: (step, R); carry: none."""
-    def step(last, position, carry):
+    def step(last, position, carry, running):
         logits = jnp.float32(tables)[:, position]  # -> [R, V, V] by the last token
         logits = jnp.take_along_axis(logits, last[..., None], axis=1)
         return jax.nn.log_softmax(logits, axis=-1)[:, None], carry  # -> [R, K=1, M, V]
@@ -64,8 +64,7 @@ def sample(monkeypatch, logits, length, seed=0, **settings):
     """The sampler over `logits` in place of the decoder."""
     settings = Decoding(max_length=length, num_beams=1, sample=True, **settings)
     step = steps(constant(logits, length))
-    monkeypatch.setattr(sampling, "step", lambda model, params, read, last, position, past:
-                        step(last, position, past))
+    monkeypatch.setattr(sampling, "step", lambda model, params, read, *given: step(*given))
     monkeypatch.setattr(sampling, "empty_past", lambda *_: ())
     rows = len(logits)
     read = SimpleNamespace(log_prior=jnp.zeros((rows, 1)), prior=jnp.ones((rows, 1)))

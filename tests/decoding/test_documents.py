@@ -103,6 +103,14 @@ def test_nothing_is_kept_of_passages_that_are_missing(kind, seen):
         np.testing.assert_array_equal(layer.values, layer.keys.swapaxes(2, 3))
 
 
+def test_what_was_kept_of_passages_is_among_what_guesses_are_looked_up_in():
+    ids = np.arange(2 * 3 * 5, dtype=np.int32).reshape(2, 3, 5)
+    kept = BATCH._replace(source_ids=ids[..., 3:], prefixes=Prefixes(
+        None, None, None, ids[..., :3]))
+    for batch in (kept, BATCH._replace(source_ids=ids)):
+        assert documents._tokens(batch).tolist() == ids.reshape(2, 15).tolist()
+
+
 def test_a_scanned_decoder_is_refused():
     model = with_generator(scan_layers=True)
     with pytest.raises(ValueError, match="unstack_layers"):

@@ -39,6 +39,16 @@ def test_a_fused_question_searches_once_for_all_passages():
     assert of(fused, 8, 5) - of(fused, 8, 4) == of(fused, 1, 5) - of(fused, 1, 4) > 0
 
 
+def test_guesses_have_logits_and_a_past_of_their_own():
+    """Where nothing is guessed, they take no memory, and groups are as large as without."""
+    def of(**how):
+        return question_bytes(BASE, Decoding(num_beams=1, **how), 5, 256)
+
+    three = of(prompt_lookup=3) - of()
+    assert three == 3 * (of(prompt_lookup=1) - of()) and three > 3 * 5 * 4 * BartConfig().vocab_size
+    assert of(prompt_lookup=3, labels=((1,),)) == of(labels=((1,),))
+
+
 def test_a_larger_budget_never_means_smaller_groups():
     sizes = [questions_at_once(BASE, Decoding(num_beams=4, memory_mib=m), 16, 50, 256)
              for m in (1, 1024, 4096, 16384, 10**6)]

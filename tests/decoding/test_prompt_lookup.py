@@ -108,25 +108,40 @@ def test_samples_are_the_same_with_guesses(count):
                 answers(model, BATCH, key, **how))
 
 
-def test_a_quotation_takes_fewer_steps(monkeypatch):
-    """And none is left out whose guesses were wrong."""
-    calls = counted(monkeypatch)
-    step = documents.step
+@pytest.mark.parametrize("kind, how", [
+    ("token", {"num_beams": 3}), ("sequence", {"strategy": "thorough"}),
+    ("token", {"labels": ((3, tiny.END), (4, 5, tiny.END))})], ids=str)
+def test_other_ways_guess_nothing(kind, how):
+    """Beams that change places are in no order in which a guess could be checked."""
+    model = tiny.rag_model(kind)
+    assert Decoding(max_length=LONGEST, prompt_lookup=3, **how).guesses(model) == 0
+    assert_same(answers(model, BATCH, prompt_lookup=3, **how), answers(model, BATCH, **how))
 
-    def quoting(model, params, found, tokens, position, past):
-        """log p in favour of the successor of every token, but of 14 in favour of 30."""
+
+def quoting(monkeypatch):
+    """A batch of one question, and the steps of a model that goes on with the successor of every
+    token: 10 after <s>, 30 after 14, </s> after 20."""
+    calls, step = counted(monkeypatch), documents.step
+
+    def successors(model, params, found, tokens, position, past):
         _, past = step(model, params, found, tokens, position, past)
         next_one = jnp.where(tokens == tiny.END, 10, jnp.where(tokens == 14, 30, tokens + 1))
+        next_one = jnp.where(tokens == 20, tiny.END, next_one)
         log_p = jax.nn.log_softmax(9.0 * jax.nn.one_hot(next_one, 38), axis=-1)
         passages = found.mask.shape[0] // len(tokens)
         return jnp.repeat(log_p[:, None], passages, axis=1), past
 
-    monkeypatch.setattr(documents, "step", quoting)
+    monkeypatch.setattr(documents, "step", successors)
     batch = jax.tree.map(lambda leaf: leaf[:1], BATCH)
     ids = np.full((1, 3, 6), 3, np.int32)
     ids[0, 1] = [8, 9, 10, 11, 12, 13]
     ids[0, 2] = [30, 31, 32, 33, 34, 35]
-    batch = batch._replace(source_ids=ids, source_mask=np.ones((1, 3, 6), bool))
+    return batch._replace(source_ids=ids, source_mask=np.ones((1, 3, 6), bool)), calls
+
+
+def test_a_quotation_takes_fewer_steps(monkeypatch):
+    """And none is left out whose guesses were wrong."""
+    batch, calls = quoting(monkeypatch)
     model = tiny.rag_model()
     # Inputs that are computed together, with wrong guesses in brackets: <s> | 10 11 12 | 13 (30 31)
     # | 14 | 30 31, and with more guesses <s> | 10 11 12 13 (30) | 14 | 30 31.
@@ -135,3 +150,22 @@ def test_a_quotation_takes_fewer_steps(monkeypatch):
         assert found.best.tokens.tolist() == [[10, 11, 12, 13, 14, 30, 31, 32]]
         assert len(calls) == steps, count
         calls.clear()
+
+
+def test_an_answer_that_has_ended_keeps_no_other_from_its_guesses(monkeypatch):
+    """What follows the end of one is not used, and is guessed by nobody."""
+    batch, calls = quoting(monkeypatch)
+    model, step = tiny.rag_model(), documents.step
+
+    def ending(model, params, found, tokens, position, past):
+        """The second question's answer ends at once."""
+        log_p, past = step(model, params, found, tokens, position, past)
+        at_once = jnp.where(jnp.arange(38) == tiny.END, -0.1, -9.0)
+        second = (jnp.arange(len(log_p)) == 1)[:, None, None, None, None]
+        return jnp.where(second, at_once[None, None, None, None], log_p), past
+
+    monkeypatch.setattr(documents, "step", ending)
+    two = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf]), batch)
+    found = answers(model, two, prompt_lookup=4)
+    assert found.best.tokens[0].tolist() == [10, 11, 12, 13, 14, 30, 31, 32]
+    assert found.best.tokens[1, 0] == tiny.END and len(calls) == 4
