@@ -1,7 +1,6 @@
 """The sharding rules, and one device against eight."""
 
 import dataclasses
-import functools
 import itertools
 import re
 
@@ -485,7 +484,10 @@ def test_every_family_trains_and_answers_on_eight_devices_as_on_one(family, kind
     model, towers = tiny.rag_model(kind, generator=FAMILIES[family]), TRAINED[:2]
     params = jax.device_get(tiny.rag_params(model))
     batch = tiny.rag_batch(questions=8, model=model)
-    answers = functools.partial(decode, model, Decoding(num_beams=2, max_length=3))
+
+    def answers(params, rows):
+        return [decode(model, how, params, rows) for how in (
+            Decoding(num_beams=2, max_length=3), Decoding(max_length=4, prompt_lookup=2))]
 
     def run(sizes):
         mesh, optimizer = mesh_of(sizes), tiny.descent(towers)
@@ -499,11 +501,12 @@ def test_every_family_trains_and_answers_on_eight_devices_as_on_one(family, kind
         return jax.device_get((answered, compile_quickly(train_step, *given)(*given)))
 
     (answered, trained), (one_answered, one_trained) = run((2, 2, 2)), run((1, 1, 1))
-    np.testing.assert_array_equal(answered.best.tokens, one_answered.best.tokens)
-    for found, expected in ((answered.best.log_p, one_answered.best.log_p),
-                            (answered.best.posterior, one_answered.best.posterior),
-                            (answered.prior, one_answered.prior)):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for many, one in zip(answered, one_answered, strict=True):
+        np.testing.assert_array_equal(many.best.tokens, one.best.tokens)
+        for found, expected in ((many.best.log_p, one.best.log_p),
+                                (many.best.posterior, one.best.posterior),
+                                (many.prior, one.prior)):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     zero = without_gradient(one_trained[0].opt_state)
     for found, expected, left_out in ((trained[1], one_trained[1], ()),
                                       (trained[0].opt_state, one_trained[0].opt_state, zero),
