@@ -1,12 +1,13 @@
 """RAG-Token over a decoder-only generator of 0.5B parameters beside transformers, mixed by hand.
 
-    python benchmarks/decoder_only.py [--dtype bfloat16] [--layers 24] [--repeats 2]
+    python benchmarks/decoder_only.py [--dtype bfloat16] [--prompt-lookup 0] [--repeats 2]
 
 Needs the [parity] extra (torch). One question, 5 prompts of 160 random tokens, 32 greedy tokens.
 transformers reads the prompts as a batch, keeps its cache, and the five distributions of every next
 token are summed by a few lines here. Both have the same random weights of Qwen2.5-0.5B's form; they
-take turns. Prints the seconds of each turn, the ratio of their medians, and how many of the first
-tokens are the same: all in float32; in bfloat16 roundings part them sooner or later.
+take turns. Prints the seconds of each turn, the ratio of their medians, how many of the first
+tokens are the same (all in float32; in bfloat16 roundings part them sooner or later), and how many
+steps ours took, which are fewer with --prompt-lookup.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import torch
 import transformers
 from kept_passages import shown_medians
 from measuring import in_turns
+from prompt_lookup import counted
 
 from rag_jax.config import BertConfig, CausalConfig
 from rag_jax.decoding.answer import decode
@@ -56,12 +58,15 @@ def main() -> None:
     prompts[:, -1] = prompts[0, -1]  # as the end of a template
     sides = {"theirs": lambda: np.array(by_hand(theirs, torch.from_numpy(prompts))),
              "ours": ours(config, params, prompts, options.prompt_lookup)}
+    steps = counted()
     results, seconds = in_turns(sides, options.repeats)
+    jax.effects_barrier()
     median = shown_medians(seconds)
     same = np.cumprod(results["theirs"] == results["ours"]).sum()
     print(f"theirs / ours, {options.dtype}, {options.layers} layers: "
           f"{median['theirs'] / median['ours']:.2f}; "
-          f"the first {same} of {TOKENS} tokens are the same")
+          f"the first {same} of {TOKENS} tokens are the same; ours took "
+          f"{len(steps) // (options.repeats + 1)} steps")
 
 
 @torch.no_grad()

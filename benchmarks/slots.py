@@ -37,7 +37,7 @@ from rag_jax.types import Batch, Params
 class Slots(NamedTuple):
     """W searches, each of one hypothesis and at a place of its own."""
 
-    documents: documents.Documents  # leaves [W, K, ...]; prior and log_prior [W, 1, K]
+    documents: documents.Documents  # leaves [W, K, ...]; prior, log_prior [W, 1, K]; ids [W, 1, N]
     past: documents.Past  # leaves [W, K, ...], lineage [W, 1, 1, T]
     token: jax.Array  # int32[W], the last one
     position: jax.Array  # int32[W]

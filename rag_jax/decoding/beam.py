@@ -38,7 +38,7 @@ class Recursion:
 
     Attributes:
       step: (last tokens int32[R, M], position int32[], carry, running bool[R, M]) -> (log p(. | x,
-        z, y_<t) float32[R, K, M, V], which is not used where not `running`, carry).
+        z, y_<t) float32[R, K, M, V], which decides nothing where not `running`, carry).
       carry: the state of `step` before the first token, for R x M hypotheses.
       reorder: (carry, beams int32[R, M]) -> carry whose hypothesis m is the former beams[:, m].
       weigh: log p(y_<t | x, z) float32[R, M, K] -> the documents' log weights float32[R, M, K] in

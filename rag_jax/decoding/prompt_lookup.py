@@ -1,11 +1,11 @@
 """Several tokens from one step of the generator, where an answer quotes what it has read.
 
-A step takes about as long for a few tokens as for one where reading the parameters takes longest:
-on a CPU, or for one question on an accelerator. So the tokens that followed the answer's last ones
-in the passages, or earlier in the answer, are computed together with the next token. As long as
-the answer goes on as guessed, its distributions are there already; from the first token that
-differs, they are computed anew. Whoever chooses the tokens, a search or a sampler, sees the same
-distributions as without guesses, up to the rounding of products of more rows.
+Where reading the parameters takes longest, a step for a few tokens takes little longer than for
+one. So the tokens that followed the answer's last ones in the passages, or earlier in the answer,
+are computed together with the next token. As long as the answer goes on as guessed, its
+distributions are there already; from the first token that differs, they are computed anew. Whoever
+chooses the tokens, a search or a sampler, sees the same distributions as without guesses, up to the
+rounding of products of more rows.
 
 This is prompt lookup decoding (Saxena 2023; inference with reference, Yang et al. 2023, arXiv
 2304.04487), here for the mixture of K documents: the guesses come from all of them. Hugging Face's
@@ -59,7 +59,7 @@ def step(model: rag.RagModel, params: Params, found: Documents, tokens: jax.Arra
       tokens: int32[searches, M], the decoder's inputs; a search reads R/searches = K documents.
       position: int32[], that of these inputs.
       past: of the positions before.
-      running: bool[searches, M], False where the result will not be used: with guesses it may then
+      running: bool[searches, M], False where the result decides nothing: with guesses it may then
         be that of other tokens.
 
     Returns:

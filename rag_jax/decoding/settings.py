@@ -48,7 +48,7 @@ class Decoding:
       labels: token sequences that are the only answers, for classification, which searches nothing:
         as in training's targets, one output token each, or whole strings with </s>. A classifier's
         labels are the names of its classes, in their order. No other rule, nor the length penalty,
-        applies to them.
+        applies to them. An end token is in none, but as the last token.
       memory_mib: the budget of every device for the decoder's arrays, in MiB; questions, and
         candidates of the thorough strategy, are computed in groups that fit. 0 = all at once.
 
@@ -146,8 +146,8 @@ class Decoding:
         within = {t for label in self.labels for t in label[:-1]}
         within |= {label[-1] for label in self.labels} - {model.end_id}
         if not model.classes and (ending := ends & within):
-            raise ValueError(f"labels: one holds the end token {min(ending)}, at which answers end "
-                             "before the label does")
+            raise ValueError(f"labels: one holds the end token {min(ending)}; only {model.end_id} "
+                             "ends a label, as its last token")
 
     @property
     def hypotheses(self) -> int:

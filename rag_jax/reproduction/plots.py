@@ -42,7 +42,7 @@ def _once(draw: Callable[..., bytes]) -> Callable[..., bytes | None]:
 
 
 @_once
-def curves(panels: Mapping[str, Curves], along: str = "passages per question") -> bytes | None:
+def curves(panels: Mapping[str, Curves], along: str = "passages per question") -> bytes:
     """Panels beside each other, each with its own axes: percent by what `along` names."""
     figure = _figure(4.5 * len(panels), 3.5)
     for place, (title, lines) in enumerate(panels.items(), 1):
@@ -61,7 +61,7 @@ def curves(panels: Mapping[str, Curves], along: str = "passages per question") -
 
 @_once
 def heat_maps(maps: Mapping[str, tuple[Sequence[str], Sequence[str], Sequence[Sequence[float]]]]
-              ) -> bytes | None:
+              ) -> bytes:
     """Maps below each other: title -> (tokens, passages, p(passage | token) [T][K])."""
     longest = max(len(tokens) for tokens, _, _ in maps.values())
     figure = _figure(3 + 0.5 * longest, 2.6 * len(maps))

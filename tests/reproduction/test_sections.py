@@ -53,6 +53,16 @@ def test_plots_are_png_files_or_nothing(monkeypatch):
     assert plots.heat_maps(maps).startswith(PNG[:8])
 
 
+def test_plots_take_no_style_of_the_current_folder():
+    """A matplotlibrc there is read when matplotlib is imported."""
+    import matplotlib
+
+    panels, draw = {"ours": {"RAG-Token": {1: 12.5}}}, plots.curves.__wrapped__
+    usual = plots._once(draw)(panels)
+    with matplotlib.rc_context({"axes.facecolor": "red"}):
+        assert plots._once(draw)(panels) == usual != draw(panels)
+
+
 def test_a_picture_is_drawn_again_for_other_data_alone(monkeypatch):
     """A report of all experiments is written after every model."""
     drawn = []
