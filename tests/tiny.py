@@ -162,6 +162,18 @@ def descent(towers, rate=0.01):
             lambda p, g: p + rate * g, moved, kept))
 
 
+def counted(monkeypatch, module, name):
+    """A list that grows whenever a compiled program runs what `module.name` computes."""
+    calls, function = [], getattr(module, name)
+
+    def counting(*given):
+        jax.debug.callback(lambda: calls.append(1))
+        return function(*given)
+
+    monkeypatch.setattr(module, name, counting)
+    return calls
+
+
 def assert_trees_close(actual, expected, rtol=1e-5, atol=1e-7):
     """Every leaf, with `atol` relative to the leaf's largest entry; names the leaf that differs."""
     for (path, a), e in zip(

@@ -299,13 +299,7 @@ def test_thorough_scores_no_pair_twice_and_fast_none(monkeypatch):
     """Counted at every pass: (candidates of a pass) x passes, for each document."""
     from rag_jax.decoding import documents, scoring, sequence
 
-    calls, target_log_probs = [], documents.target_log_probs
-
-    def counted(*arguments):
-        jax.debug.callback(lambda: calls.append(1))
-        return target_log_probs(*arguments)
-
-    monkeypatch.setattr(documents, "target_log_probs", counted)
+    calls = tiny.counted(monkeypatch, documents, "target_log_probs")
     monkeypatch.setattr(scoring, "candidates_at_once", lambda *_: 2)
     monkeypatch.setattr(sequence, "_hopeful", lambda lower, upper, distinct, *_: distinct)
     programs = {strategy: tiny.jit(functools.partial(decode, small("sequence"), Decoding(

@@ -29,14 +29,14 @@ def plain_guesses(ids, inputs, position, count):
     """The tokens after the longest match of at most 3 of the last inputs, as a person would look
     them up: in what was read, then in the inputs, whose end is repeated."""
     found, most = None, 0
-    for text, known in ((ids, ids), (inputs[: position + 1], None)):
+    for text, repeats in ((ids, False), (inputs[: position + 1], True)):
         for place in range(len(text) - 1):
             alike = 0
             while (alike < 3 and alike <= min(place, position)
                    and text[place - alike] == inputs[position - alike]):
                 alike += 1
             if alike > most:
-                found, most = (text, place, known is None), alike
+                found, most = (text, place, repeats), alike
     if found is None:
         return None
     text, place, repeats = found
@@ -61,18 +61,6 @@ def test_guesses_follow_the_longest_match(seed):
                 some += 1
                 assert found[search, hypothesis, : len(expected)].tolist() == expected
     assert some > 300
-
-
-def counted(monkeypatch):
-    """A list that grows with every step of the generator."""
-    calls, step = [], documents.step
-
-    def counting(*given):
-        jax.debug.callback(lambda: calls.append(1))
-        return step(*given)
-
-    monkeypatch.setattr(documents, "step", counting)
-    return calls
 
 
 def answers(model, batch, key=None, **how):
@@ -121,7 +109,7 @@ def test_other_ways_guess_nothing(kind, how):
 def quoting(monkeypatch):
     """A batch of one question, and the steps of a model that goes on with the successor of every
     token: 10 after <s>, 30 after 14, </s> after 20."""
-    calls, step = counted(monkeypatch), documents.step
+    calls, step = tiny.counted(monkeypatch, documents, "step"), documents.step
 
     def successors(model, params, found, tokens, position, past):
         _, past = step(model, params, found, tokens, position, past)
