@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import naive
 import numpy as np
 import pytest
 import tiny
@@ -17,6 +18,7 @@ TARGET = 5
 MODEL = tiny.rag_model(generator={"decoder_layers": 2})
 BATCH = tiny.rag_batch(seed=2, target=TARGET, model=MODEL)
 QUESTIONS, PASSAGES, _ = BATCH.source_ids.shape
+HEADS = MODEL.generator.heads
 
 
 @pytest.fixture(scope="module")
@@ -119,16 +121,30 @@ def test_a_scanned_decoder_is_refused():
 
 @pytest.mark.parametrize("kind", ["token", "fid"])
 def test_documents_encoded_in_groups_are_those_encoded_at_once(params, monkeypatch, kind):
-    """Guards against keys, values or masks of one document in the place of another's."""
+    """Guards against keys, values or masks of one document in the place of another's; both are
+    held against keys and values in float64."""
     model = dataclasses.replace(MODEL, kind=kind)
+    ids, mask = map(np.asarray, as_documents(model, BATCH))
 
     def read():
         return tiny.jit(lambda params: documents.read(model, params, BATCH))(params)
 
-    shape = as_documents(model, BATCH)[0].shape
-    assert memory.documents_at_once(model, *shape) == shape[0]
+    assert memory.documents_at_once(model, *ids.shape) == len(ids)
     at_once = read()
     monkeypatch.setattr(memory, "CACHED", 0)
-    assert memory.documents_at_once(model, *shape) == 1
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-                 read(), at_once)
+    assert memory.documents_at_once(model, *ids.shape) == 1
+    in_groups = read()
+    for name in ("prior", "log_prior", "ids", "mask"):
+        np.testing.assert_array_equal(getattr(in_groups, name), getattr(at_once, name))
+
+    present = mask.any(axis=-1)  # [R, P]
+    encoded = np.concatenate([naive.bart_encode(params["generator"], *passage, HEADS)[passage[1]]
+                              for passage in zip(ids[present], mask[present], strict=True)])
+    for number, layer in enumerate(naive.layers(params["generator"]["decoder"])):
+        for read_so in (at_once, in_groups):
+            keys, values = read_so.source.layers[number]
+            for name, found in (("key", np.moveaxis(keys, 3, 1)), ("value", values.swapaxes(1, 2))):
+                assert np.isfinite(found).all()
+                np.testing.assert_allclose(
+                    found.reshape(*mask.shape, -1)[mask],
+                    naive.linear(encoded, layer["cross_attention"][name]), rtol=1e-5, atol=1e-5)
