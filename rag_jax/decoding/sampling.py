@@ -27,7 +27,7 @@ class State(NamedTuple):
     position: jax.Array  # int32[], the number of tokens so far
     tokens: jax.Array  # int32[B, A, T]
     doc_log_p: jax.Array  # float32[B, A, T, K], log p(y_t | x, z, y_<t)
-    ended: jax.Array  # bool[B, A]
+    ended: jax.Array  # bool[B, A], True also where no token was left
     valid: jax.Array  # bool[B, A], False once the rules have left no token
     past: Past | Guessed
     keys: jax.Array  # [B], one for each question
@@ -84,7 +84,7 @@ def advance(model: rag.RagModel, params: Params, documents: Documents, settings:
         return state._replace(
             position=position + 1, tokens=state.tokens.at[:, :, position].set(drawn),
             doc_log_p=state.doc_log_p.at[:, :, position].set(drawn_log_p),
-            ended=state.ended | (drawn == model.end_id),
+            ended=state.ended | (drawn == model.end_id) | ~possible,
             valid=state.valid & (state.ended | possible), past=past)
 
     return jax.lax.while_loop(

@@ -1,14 +1,18 @@
 """Samples against the enumerated distribution."""
 
 import collections
+import functools
 
+import enumerated
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from enumerated import ANSWERS, BATCH, END, QUESTIONS, VOCAB, cut, params, run, world
 from scipy import stats
 
+from rag_jax.decoding.answer import begin
 from rag_jax.decoding.sampling import truncate
 from rag_jax.decoding.settings import Decoding
 from rag_jax.marginal import MASKED
@@ -125,6 +129,17 @@ def test_samples_for_which_the_rules_leave_no_token_are_no_answers(prefix):
     no_next = tuple((*prefix, token) for token in range(VOCAB) if token != END)
     found = samples("token", 3, min_length=3, bad_words=no_next, prefix=prefix)
     assert not found.ranked.valid.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_questions_without_a_passage_keep_no_other_waiting(kind):
+    """A batch's last ones, if it is filled up, have none: whatever they draw seldom ends."""
+    settings, ending = Decoding(sample=True, max_length=3), enumerated.with_end_bias(params(), 99)
+    batch = BATCH._replace(doc_mask=BATCH.doc_mask & (np.arange(QUESTIONS) < 2)[:, None])
+    decoded, growing = tiny.jit(functools.partial(begin, enumerated.model(kind), settings))(
+        ending, batch, jax.random.key(0), None, settings.max_length)
+    assert growing.state.position == 1
+    assert decoded.ranked.valid[:, 0].tolist() == [True, True, *[False] * (QUESTIONS - 2)]
 
 
 def test_a_sample_that_has_ended_needs_no_next_token():
