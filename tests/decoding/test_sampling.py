@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from enumerated import ANSWERS, BATCH, END, QUESTIONS, VOCAB, cut, params, run, world
+from enumerated import ANSWERS, BATCH, END, PAD, QUESTIONS, VOCAB, cut, params, run, world
 from scipy import stats
 
 from rag_jax.decoding.answer import begin
@@ -133,13 +133,14 @@ def test_samples_for_which_the_rules_leave_no_token_are_no_answers(prefix):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_questions_without_a_passage_keep_no_other_waiting(kind):
-    """A batch's last ones, if it is filled up, have none: whatever they draw seldom ends."""
+    """For whatever they drew would seldom end; nor is any of it an answer's text."""
     settings, ending = Decoding(sample=True, max_length=3), enumerated.with_end_bias(params(), 99)
     batch = BATCH._replace(doc_mask=BATCH.doc_mask & (np.arange(QUESTIONS) < 2)[:, None])
     decoded, growing = tiny.jit(functools.partial(begin, enumerated.model(kind), settings))(
         ending, batch, jax.random.key(0), None, settings.max_length)
     assert growing.state.position == 1
     assert decoded.ranked.valid[:, 0].tolist() == [True, True, *[False] * (QUESTIONS - 2)]
+    assert (decoded.ranked.tokens[2:] == PAD).all()
 
 
 def test_a_sample_that_has_ended_needs_no_next_token():
