@@ -9,6 +9,7 @@ The configuration of a run that is opened is decided here, and nowhere else.
 
 import contextlib
 import dataclasses
+import operator
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
@@ -55,6 +56,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     """
     training.be_quiet()
     process.take_library_products()
+    step = None if step is None else _whole(step)
     if source is None:
         return _open_towers(run, step, index, config)
     path = workdirs.named("source", source).absolute()
@@ -85,6 +87,14 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
                       else meta["encoder_fingerprint"])
     return Rag(job, run, params, placed(job, opened),
                document_encoder=document_encoder.reader(job, run))
+
+
+def _whole(step: int) -> int:
+    try:  # an integer of numpy becomes one of Python
+        return operator.index(step)
+    except TypeError:
+        raise ConfigError(f"step={step!r}: must be the number of a checkpoint, or None for the "
+                          "best") from None
 
 
 def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[str, Any] | None

@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rag_jax import files, ingest_config, locks, overrides
@@ -141,13 +141,12 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     from rag_jax.training import run
 
     passages, trained = path / "passages.jsonl", path / TRAINED
-    if is_prepared(trained):  # training goes on with its passages, even if the workdir has moved
-        passages = pathlib.Path(workdirs.read(trained).data.passages)
-    else:
+    if not is_prepared(trained):  # else it goes on with its passages
         store = open_folder(current(path / INDEX)).passages
         with locks.own(path), files.replaced(passages) as file:
             for name in store.ids():
                 file.write(json.dumps(store[store.row_of(name)]._asdict()) + "\n")
+    _set(trained, {"data.passages": str(passages)})  # where this workdir has moved
     report = run.train(overrides.replace(config, {  # a warm-up would leave the encoder of the index
         "runs": config.runs[:1], "train.steps": steps, "retriever_warmup.steps": 0,
         "data.passages": str(passages), "data.train": train, "data.dev": dev}), trained)
@@ -179,12 +178,18 @@ def _check_generator(config: Config) -> None:
 def _put_first(trained: pathlib.Path, runs: Sequence[str]) -> None:
     """Puts the runs of a trained workdir, if there is one, into this order: the first that began is
     the one that is asked."""
-    if not workdirs.exists(trained):
-        return
-    config = workdirs.read(trained)
-    ordered = tuple(sorted(config.runs, key=[*runs, *config.runs].index))
-    if ordered != config.runs:
-        workdirs.write(dataclasses.replace(config, runs=ordered), trained / "config.json")
+    if workdirs.exists(trained):
+        begun = workdirs.read(trained).runs
+        _set(trained, {"runs": tuple(sorted(begun, key=[*runs, *begun].index))})
+
+
+def _set(trained: pathlib.Path, fields: Mapping[str, Any]) -> None:
+    """Sets fields in the configuration of a trained workdir, if there is one."""
+    if workdirs.exists(trained):
+        config = workdirs.read(trained)
+        changed = overrides.replace(config, fields)
+        if changed != config:
+            workdirs.write(changed, trained / "config.json")
 
 
 @dataclasses.dataclass
@@ -218,10 +223,10 @@ class _Ingestion:
                           made_by["config"]["model"]["retriever"]]}
         entries, digests, unreadable = self._looked_at()
         index, before = self._index(), self.earlier.files if self.earlier else {}
-        kept = {name: file for name, file in before.items()
-                if self.earlier.divided_by == divided_by
-                and (index is not None or "reason" in file)
-                and digests.get(name) == file["sha256"]}
+        usable = {name: file for name, file in before.items()
+                  if self.earlier.divided_by == divided_by
+                  and (index is not None or "reason" in file)}
+        kept = {name: file for name, file in usable.items() if digests.get(name) == file["sha256"]}
         gone = [name for name in _with_text(before) if name not in kept]
         same = index is not None and self.earlier.made_by == made_by
         if same and not gone and kept.keys() == digests.keys():
@@ -230,9 +235,12 @@ class _Ingestion:
             if record != self.earlier:
                 record_files.write(self.path, record)
             return self._result(unreadable | kept, kept, 0)
-        reading = Reading(entries, unreadable | kept, self.chunking, self.source)
+        reading = Reading(
+            entries, unreadable | kept, self.chunking, self.source, _with_text(usable))
         edits = same and not lexical and bool(_with_text(kept))
         embedded = self._make(reading, index, gone if edits else None)
+        self.stay |= reading.stay
+        kept |= {name: usable[name] for name in reading.stay}
         self._write_config()
         record_files.write(self.path, Record(
             str(self.source), divided_by, made_by, MANIFEST.read(current(self.path / INDEX))[1],
@@ -309,7 +317,8 @@ class _Ingestion:
         Args:
           reading: the passages.
           index: of which `reading` keeps passages.
-          gone: the files of which the edit deletes the passages; None = make an index of all files.
+          gone: the files of which the edit deletes the passages, but for those that turn out to be
+            unreadable now; None = make an index of all files.
 
         Returns:
           How many passages were embedded.
@@ -328,8 +337,8 @@ class _Ingestion:
                 passages = reading.passages(maker.window, None)
                 new = list(itertools.islice(passages, 1))
                 added = write(itertools.chain(new, passages)) if new else None
-                maker.edit(added, [passage_id for name in gone for passage_id in _ids(
-                    name, self.earlier.files[name])], out)
+                maker.edit(added, [passage_id for name in gone if name not in reading.stay
+                                   for passage_id in _ids(name, self.earlier.files[name])], out)
             remove_old(out)  # only now: embeddings were taken over from the version before
         return maker.embedded
 
@@ -368,18 +377,21 @@ class Reading:
       citations: of passages that `passages` has yielded, by id; whoever stores a passage takes its
         citation out.
       files: the records of the files, as far as `passages` has come.
+      stay: why files cannot be read now whose passages of before are kept instead, by name.
     """
 
     def __init__(self, entries: list[FolderEntry], kept: FileRecords, chunking: Chunking,
-                 folder: pathlib.Path):
+                 folder: pathlib.Path, before: FileRecords):
         """
         Args:
           entries: the files of a folder.
           kept: the records of the files that are not to be read, by name.
           chunking: how documents are divided.
           folder: the folder, for errors.
+          before: the records of files whose passages of before can be kept.
         """
         self._entries, self._kept, self._chunking, self._folder = entries, kept, chunking, folder
+        self._before, self.stay = before, dict[str, str]()
         self.citations: dict[str, Citation] = {}
         self.files: dict[str, dict[str, Any]] = {}
         self._digests: dict[str, str] = {}
@@ -398,8 +410,9 @@ class Reading:
         with Readers() as readers:
             answers = readers.read_each(self._contents())
             for one in self._entries:
-                pairs = (self._stored(one.name, index) if one.name in self._kept
-                         else self._divided(one.name, next(answers), window))
+                pairs = (self._stored(one.name, self._kept[one.name], index)
+                         if one.name in self._kept
+                         else self._divided(one.name, next(answers), window, index))
                 for passage, citation in pairs:
                     self.citations[passage.id] = citation
                     yield passage
@@ -423,15 +436,19 @@ class Reading:
                     self._lost[one.name] = error
                 yield one.name, content
 
-    def _stored(self, name: str, index: IndexFolder | None) -> Iterator[tuple[Passage, Citation]]:
-        self.files[name] = self._kept[name]
-        for known in _ids(name, self._kept[name]) if index else ():
+    def _stored(self, name: str, file: Mapping[str, Any], index: IndexFolder | None
+                ) -> Iterator[tuple[Passage, Citation]]:
+        self.files[name] = file
+        for known in _ids(name, file) if index else ():
             row = index.passages.row_of(known)
             yield index.passages[row], index.passages.source(row)
 
-    def _divided(self, name: str, answer: Document | Unreadable, window: Window | None
-                 ) -> list[tuple[Passage, Citation]]:
+    def _divided(self, name: str, answer: Document | Unreadable, window: Window | None,
+                 index: IndexFolder | None) -> Iterable[tuple[Passage, Citation]]:
         digest, answer = self._digests.pop(name), self._lost.pop(name, answer)
+        if isinstance(answer, UnreadableNow) and name in self._before:
+            self.stay[name] = str(answer)
+            return self._stored(name, self._before[name], index)
         if isinstance(answer, Unreadable):
             tried_again = isinstance(answer, ReaderLost)  # by every call
             self.files[name] = {"sha256": "" if tried_again else digest, "reason": str(answer)}

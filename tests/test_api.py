@@ -520,6 +520,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.retrieve("Who?", k="many"), ConfigError, "config.eval.k='many'"),
     (lambda rag: rag_jax.load(rag.job.workdir, config={1: 2}), ConfigError, "config.1: no such"),
     (lambda rag: rag_jax.load(5), ConfigError, "source=5: expected the name of a folder"),
+    (lambda rag: rag_jax.load(rag.job.workdir, step="10"), ConfigError, "^step='10': must be the"),
     *((lambda rag, name=name: rag_jax.load(name), ConfigError, "^source='.*: no folder can have")
       for name in UNUSABLE),
     *((lambda rag, name=name: rag_jax.train(Config(), name), ConfigError, "^workdir='.*: no folder")

@@ -30,6 +30,7 @@ from rag_jax.retrieval import publish
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.json_files import JSON_BYTES, write_sealed
+from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
@@ -204,6 +205,50 @@ def test_passages_of_files_that_cannot_be_opened_for_now_stay(
     assert len(rag_jax.ingest(folder, work).read) == 3
     (folder / "locked.txt").unlink()
     assert rag_jax.ingest(folder, work).removed == ("locked.txt",)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_changed_file_that_cannot_be_opened_once_more_keeps_its_passages(
+        edited, folder, tmp_path, request, monkeypatch, capsys):
+    """It has been looked at, and then the disk went away: its old text was found no more."""
+    config = {}
+    if edited:
+        fields = request.getfixturevalue("towers")
+        config = {**SMALL, "model.retriever.pretrained": fields["model.retriever.pretrained"]}
+    work = tmp_path / "work"
+    rag_jax.ingest(folder, work, config=config)
+
+    def indexed(workdir):
+        store = open_folder(current(workdir / "index")).passages
+        rows = map(store.row_of, sorted(store.ids()))
+        return [(store[row], store.source(row)) for row in rows]
+
+    before = indexed(work)[0]
+    written(folder, {"kenya.txt": "Mombasa is in Kenya.", "towns.csv": "town,river\nRome,Tiber\n"})
+    looked_at, opened, away = ingestion._Ingestion._looked_at, os.open, []
+
+    def then_away(ingestion):
+        found = looked_at(ingestion)
+        away.append("kenya.txt")
+        return found
+
+    def open_file(path, *flags, **more):
+        if away and str(path).endswith("kenya.txt"):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *flags, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ingestion._Ingestion, "_looked_at", then_away)
+        patched.setattr(os, "open", open_file)
+        done = rag_jax.ingest(folder, work)
+        assert (done.read, done.removed, done.files) == (("towns.csv",), (), 4)
+        assert dict(done.stay) == {"kenya.txt": "it cannot be read: Input/output error"}
+        assert indexed(work)[0] == before and before[1].file == "kenya.txt"
+        patched.setattr(ingestion._Ingestion, "_looked_at", looked_at)
+        assert rag_jax.ingest(folder, work).stay == done.stay
+    assert rag_jax.ingest(folder, work).read == ("kenya.txt",)
+    rag_jax.ingest(folder, tmp_path / "fresh", config=config)
+    assert indexed(work) == indexed(tmp_path / "fresh")
 
 
 def test_a_folder_is_the_same_however_it_is_spelled(folder, tmp_path, reads):
@@ -715,7 +760,11 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     ingest.main([*argv[:2], "--config.runs=rag_token"])
     assert rag_jax.load(tmp_path / "run").run == "rag_token"
     moved = (tmp_path / "run").rename(tmp_path / "moved")  # its passages.jsonl, too
-    ingest.main([argv[0], f"--workdir={moved}", *argv[2:4]])
+    for other in (False, True):
+        if other:  # where it was, there is another workdir by now
+            written(tmp_path / "run", {"passages.jsonl": "{}"})
+        ingest.main([argv[0], f"--workdir={moved}", *argv[2:4]])
+    shutil.rmtree(tmp_path / "run")
     moved.rename(tmp_path / "run")
     with pytest.raises(ConfigError, match="max_passage_length: .*was trained with 16"):
         ingest.main([*argv[:2], "--config.data.max_passage_length=31"])

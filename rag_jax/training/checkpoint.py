@@ -216,7 +216,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             if hosts.count() > 1 and orbax_errors.is_vain_wait(error):
                 advice = f"another process of the job is gone, or the network: {hosts.START_AGAIN}"
             raise CheckpointError(f"Saving a checkpoint to {self.directory} failed ({cause}); "
-                                  f"{advice}. Earlier checkpoints are untouched.") from None
+                                  f"{advice}. Earlier checkpoints are untouched.") from error
 
     # Listing steps.
 
