@@ -48,10 +48,10 @@ def parts_of(template: str, chat: str | None, tokenizer: Tokenizer) -> Parts:
         names = {"bos_token": "", "eos_token": "", **tokenizer.config}
         names = {name: text for name, text in names.items() if name.endswith("_token")}
         text = rendered(TODAY + chat, template, ANSWER, tuple(sorted(names.items())))
-        if not _in_order(text):
+        if not _in_order(text) or ANSWER not in text:
             raise DataError(f"the tokenizer's chat_template does not write a user's message "
-                            f"{template!r} as it is, once, but {text!r:.300}; set "
-                            "config.data.source_format=prompt")
+                            f"{template!r} as it is, once, and then the answer {ANSWER}, but "
+                            f"{text!r:.300}; set config.data.source_format=prompt")
     pieces = _FIELD.split(text)
     if not pieces[2].strip():
         raise DataError(f"config.data.prompt: {template!r} should end with words of its own, such "

@@ -28,6 +28,10 @@ OVERRIDES = {"BertNormalizer": {"do_lower_case": "lowercase", "strip_accents": "
                                 "tokenize_chinese_chars": "handle_chinese_chars"},
              "ByteLevel": {"add_prefix_space": "add_prefix_space"}}
 FROM_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
+# Classes that have these settings where a tokenizer_config.json leaves them out.
+DEFAULTS = dict.fromkeys(("BertTokenizer", "BertTokenizerFast"), {
+    "do_lower_case": True, "tokenize_chinese_chars": True})
+LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")  # write their own spaces; see `_with_spaces`
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -37,7 +41,7 @@ GROWING, GROWTH_LIMIT, CONTENT_LIMIT = ("Replace", "Prepend", "Precompiled"), 3,
 
 
 def read(file: pathlib.Path) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, with the OVERRIDES of the settings beside it.
+    """The `tokenizers.Tokenizer` of a tokenizer.json, with what the settings beside it override.
 
     Raises:
       DataError: it is damaged, or `check` refuses it.
@@ -52,6 +56,9 @@ def read(file: pathlib.Path) -> Any:
     except BaseException as error:
         raise _translated(error, file) from None
     config = _settings(file.parent)
+    config = {**DEFAULTS.get(str(config.get("tokenizer_class")), {}), **config}
+    if config.get("tokenizer_class") in LLAMA:
+        _with_spaces(backend, config)
     for part in (backend.normalizer, backend.pre_tokenizer):
         for name, field in OVERRIDES.get(type(part).__name__, {}).items():
             if (isinstance(config.get(name), bool)
@@ -59,6 +66,24 @@ def read(file: pathlib.Path) -> Any:
                 setattr(part, field, config[name])
     check(backend, file)
     return backend
+
+
+def _with_spaces(backend: Any, config: Mapping[str, Any]) -> None:
+    """Has a tokenizer of Llama 2's form write spaces as the class LLAMA of transformers does,
+    whatever its file says: one is put before a text; and before what follows a special token only
+    where the settings say `legacy`. The class takes byte-level tokenizers, Llama 3's, as they are.
+    """
+    from tokenizers import pre_tokenizers
+
+    parts = (backend.pre_tokenizer, backend.decoder, backend.post_processor)
+    kinds = {kind for part in parts if part is not None
+             for kind, _ in _parts(json.loads(part.__getstate__()))}
+    if "ByteLevel" in kinds or type(backend.model).__name__ != "BPE":
+        return
+    scheme = ("never" if config.get("add_prefix_space") is False
+              else "always" if config.get("legacy") else "first")
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
 
 
 def by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str]]:

@@ -74,18 +74,20 @@ def advance(model: rag.RagModel, params: Params, documents: Documents, settings:
             model, params, documents, last, position, state.past, ~state.ended)
         log_p_BAV = marginal.mixture(weigh(state.doc_log_p.sum(axis=2)), doc_log_p_BKAV)
         log_p_BAV = rule(state.tokens, position, log_p_BAV)
-        ended = state.ended | (log_p_BAV.max(axis=-1) <= MASKED / 2)  # or no token is left
+        possible = log_p_BAV.max(axis=-1) > MASKED / 2
         drawn = draw_all(keys, jnp.arange(count), position,
                          truncate(log_p_BAV, settings, temperature))
         drawn_log_p = jnp.take_along_axis(
             doc_log_p_BKAV, drawn[:, None, :, None], axis=3)[..., 0].swapaxes(1, 2)  # -> [B, A, K]
-        drawn_log_p = jnp.where(ended[..., None], 0.0, drawn_log_p)
+        # Also where no token is left: scores that are not finite stay so, for `results.faults`.
+        drawn_log_p = jnp.where(state.ended[..., None], 0.0, drawn_log_p)
+        ended = state.ended | ~possible
         drawn = jnp.where(ended, model.pad_id, drawn).astype(state.tokens.dtype)
         return state._replace(
             position=position + 1, tokens=state.tokens.at[:, :, position].set(drawn),
             doc_log_p=state.doc_log_p.at[:, :, position].set(drawn_log_p),
             ended=ended | (drawn == model.end_id),
-            valid=state.valid & (ended == state.ended), past=past)
+            valid=state.valid & (state.ended | possible), past=past)
 
     return jax.lax.while_loop(
         lambda state: (state.position < until) & ~state.ended.all(), grow, state)

@@ -27,6 +27,9 @@ FILES = ["modules.json", "sentence_bert_config.json", "config_sentence_transform
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 # What the class of Contriever's authors (github.com/facebookresearch/contriever) computes.
 CONTRIEVER = {"pooling": "mean", "normalize": False, "titles": "joined"}
+# Sections of sentence_bert_config.json that change the model or its tokenizer.
+LIBRARY_ARGUMENTS = ("config_args", "config_kwargs", "tokenizer_args", "tokenizer_kwargs",
+                     "processor_args", "processor_kwargs", "processing_kwargs")
 MODES = {"cls_token": "cls", "mean_tokens": "mean", "cls": "cls", "mean": "mean"}
 
 
@@ -154,6 +157,9 @@ def _settings(folder: pathlib.Path) -> dict[str, Any]:
     if not isinstance(prompts, dict) or not all(
             isinstance(text, str | None) for text in prompts.values()):
         raise HubError(f"{file}: prompts = {reprlib.repr(prompts)} should be texts by name")
+    if content.get("truncate_dim") is not None:
+        raise HubError(f"{file}: truncate_dim = {reprlib.repr(content['truncate_dim'])} is not "
+                       "known here; with null, all numbers of the vectors are used")
     fields = {"query_prefix": prompts.get("query") or "",
               "passage_prefix": prompts.get("document") or ""}
     return fields | ({"normalize": True} if product == "cosine" else {})
@@ -192,6 +198,10 @@ def _longest(folder: pathlib.Path, task: str = "feature-extraction") -> int:
     if config.get("transformer_task", task) != task:
         raise HubError(f"{file}: transformer_task = {config['transformer_task']!r} is not known "
                        f"here; only {task!r} is")
+    for name in LIBRARY_ARGUMENTS:
+        if config.get(name):
+            raise HubError(f"{file}: {name} = {reprlib.repr(config[name])} is not known here; "
+                           "write them into the folder's config.json or tokenizer_config.json")
     if config.get("do_lower_case") and any((folder / name).is_file() for name in VOCABULARIES):
         upper, lower = Tokenizer.load(folder).encode(["The Two", "the two"])
         if upper != lower:

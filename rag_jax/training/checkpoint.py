@@ -19,6 +19,7 @@ import functools
 import json
 import os
 import pathlib
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ _ITEMS = ("params", "opt_state", "meta")
 _PARAMS_ITEMS = ("params", "meta")  # all that answering reads
 _UNFINISHED = "*.orbax-checkpoint-tmp*"  # Orbax's names of unfinished saves
 _KINDS = {"params": "parameter", "opt_state": "optimiser array"}
+_saving = threading.RLock()  # one thread saves at a time: Orbax mixes up what two of them save
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -98,7 +100,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         self._ranking, self._measured = Ranking(best_metric), measured
         self._ocp, self._args = ocp, ocp.args
         self._reader = ocp.Checkpointer(self._handler())
-        self._writer: ocp.AsyncCheckpointer | None = None  # of the save under way
+        # Of the save under way: its writer, and what to close when it has ended.
+        self._writer: tuple[ocp.AsyncCheckpointer, contextlib.ExitStack] | None = None
         self._damage: dict[int, CheckpointDamaged] = {}  # that a reader has met; writers rename it
         if not read_only:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -163,6 +166,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             largest = max(x.nbytes for x in jax.tree.leaves([params, opt_state]))
             limit = {"save_concurrent_gb": 1 + largest // 10**9}
         with self._report_failed_save(OSError), contextlib.ExitStack() as unless_begun:
+            unless_begun.enter_context(_saving)
             writer = self._ocp.AsyncCheckpointer(self._handler(**limit))
             unless_begun.callback(writer.close)
             writer.save(self._folder(step), args=args.Composite(
@@ -170,8 +174,7 @@ class Checkpointer(contextlib.AbstractContextManager):
                 opt_state=args.StandardSave(opt_state),
                 meta=args.JsonSave({"crc32": _crc32(content), "content": content}),
             ))
-            unless_begun.pop_all()
-        self._writer = writer
+            self._writer = writer, unless_begun.pop_all()
         if near:
             self.wait()
             process.give_back_memory()  # of the compressed arrays
@@ -180,8 +183,8 @@ class Checkpointer(contextlib.AbstractContextManager):
         """Blocks until no save is under way; raises CheckpointError if one has failed."""
         if self._writer is None:
             return
-        writer, self._writer = self._writer, None
-        with self._report_failed_save(Exception), contextlib.closing(writer):
+        (writer, begun), self._writer = self._writer, None
+        with self._report_failed_save(Exception), begun:
             writer.wait_until_finished()
         steps = self._complete()
         kept = {*steps[-self._keep :], self._ranking.best(steps)}

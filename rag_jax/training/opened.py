@@ -216,6 +216,8 @@ class Rag:
                       length_step: int | None = None) -> np.ndarray:
         """The query encoder's vectors float32[Q, E], whose inner products search the index.
 
+        The products are the logits of p(z | x): the model's scale is a factor of these vectors.
+
         batch_size, length_step: as in `answering.Settings`; None = the configuration's.
         """
         self.encoder("query_encoder")

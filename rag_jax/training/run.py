@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import logging
 import pathlib
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -31,7 +30,6 @@ from rag_jax.data.prepare import prepare
 from rag_jax.data.prepared import Prepared, open_prepared
 from rag_jax.documents import workdir as documents
 from rag_jax.hub import families
-from rag_jax.locks import InUseError
 from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import RetrievalError
@@ -46,8 +44,6 @@ from rag_jax.training.job import Job
 from rag_jax.training.preemption import stopped_at_once
 from rag_jax.training.report import evaluate_runs, write_report
 from rag_jax.training.warm_up import WarmTowers, warm_up_generator, warm_up_retriever
-
-_trains = threading.RLock()
 
 
 @functools.cache
@@ -244,7 +240,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
 
     Raises:
       Preempted: a signal came; the same call goes on.
-      InUseError: another process writes into the workdir, or another thread trains.
+      InUseError: another process writes into the workdir.
       ConfigError, TrainingError, CheckpointError, RetrievalError: each says what to do.
     """
     rules.validate(config, trains=True)
@@ -256,7 +252,7 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
     if documents.exists(path):
         raise ConfigError(f"--workdir={path}: is a workdir of rag_jax.ingest; name another, "
                           "or train it with rag_jax.ingest --train")
-    with stopped_at_once(), locks.exclusive(path), _one_thread():
+    with stopped_at_once(), locks.exclusive(path):
         runs = dict.fromkeys((*_trained(path, config.runs), *config.runs))
         warm = warm_up(dataclasses.replace(config, runs=tuple(runs)), path)
         for run in config.runs:
@@ -264,18 +260,6 @@ def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = 
         with warm.clock.time("report", anew=True):
             results = evaluate_runs(warm.job, warm.indexes, warm.towers)
         return write_report(warm.job, results, warm.clock.secs)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keeps other threads from training: Orbax mixes up what two of them save."""
-    if not _trains.acquire(blocking=False):
-        raise InUseError("another thread of this process is training; wait until it has ended, or "
-                         "train in a process of its own")
-    try:
-        yield
-    finally:
-        _trains.release()
 
 
 def _trained(path: pathlib.Path, asked: Sequence[str]) -> list[str]:

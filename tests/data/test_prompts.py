@@ -196,7 +196,8 @@ def test_only_a_marker_of_the_vocabulary_ends_the_answers_of_a_chat(folder, endi
 
 @pytest.mark.parametrize("chat", [
     "hello", "{{ messages[0].content[:20] }}", "{{ messages[0].content|upper }}",
-    "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}"])
+    "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+    "{{ messages[0].content }} assistant:"])  # it would begin with <s>, as an ordinary prompt
 def test_a_chat_template_that_changes_messages_is_named(folder, chat):
     """The error blamed config.data.prompt, which nobody had set."""
     with pytest.raises(DataError, match="the tokenizer's chat_template does not write"):

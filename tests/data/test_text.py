@@ -13,6 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from rag_jax.config import BertConfig
 from rag_jax.countries import prose
@@ -460,6 +462,7 @@ def test_settings_beside_vocab_and_merges_are_read(tmp_path):
 @pytest.mark.parametrize(("kind", "settings"), [
     ("BertTokenizer", {"do_lower_case": False}), ("BertTokenizer", {"do_lower_case": True}),
     ("BertTokenizer", {"do_lower_case": True, "strip_accents": False}),
+    ("BertTokenizer", {}), ("BertTokenizerFast", {}), ("PreTrainedTokenizerFast", {}),
     ("PreTrainedTokenizerFast", {"do_lower_case": False}),
     ("RobertaTokenizer", {"add_prefix_space": False}),
     ("RobertaTokenizer", {"add_prefix_space": True})])
@@ -471,7 +474,7 @@ def test_settings_that_contradict_a_tokenizer_json_go_first(tmp_path, bart, bert
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["model"]["vocab"] |= {"Lima": 2100, "café": 2101}
     content["normalizer"] = content["normalizer"] and {
-        **content["normalizer"], "lowercase": not settings.get("do_lower_case")}
+        **content["normalizer"], "lowercase": not settings.get("do_lower_case", True)}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": kind, **settings}))
@@ -479,6 +482,41 @@ def test_settings_that_contradict_a_tokenizer_json_go_first(tmp_path, bart, bert
     for text in ["Lima café", *WORDS]:
         assert Tokenizer.load(tmp_path).encode([text])[0] == theirs.encode(
             text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend"])
+@pytest.mark.parametrize("written", ["prepended", "always", "byte-level"])
+@pytest.mark.parametrize("settings", [
+    {}, {"legacy": False}, {"legacy": True}, {"legacy": None, "add_prefix_space": None},
+    {"add_prefix_space": False}])
+def test_a_llama_tokenizer_writes_spaces_as_its_class_does(tmp_path, kind, written, settings):
+    """As in transformers: in a chat, TinyLlama's read a space after every marker; and
+    byte-level tokenizers, such as Llama 3's, are those of their file in any class."""
+    import transformers
+
+    pieces = ["▁", "Ġ", *(chr(i) for i in range(33, 127)), "\n", "▁L", "ĠL", "im"]
+    backend = tokenizers.Tokenizer(models.BPE(
+        vocab={t: i for i, t in enumerate(["<unk>", "<s>", "</s>", *pieces])}, unk_token="<unk>",
+        merges=[("▁", "L"), ("Ġ", "L"), ("i", "m")]))
+    if written == "prepended":
+        backend.normalizer = normalizers.Sequence([
+            normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    elif written == "always":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    else:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", **settings}))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = Tokenizer.load(tmp_path)
+    ours.save(tmp_path / "kept")
+    for text in ("Lima", " Lima  or Rome", "<s>Lima</s>\nLima or</s> Rome", "</s>"):
+        expected = theirs.encode(text, add_special_tokens=False)
+        for one in (ours, Tokenizer.load(tmp_path / "kept")):
+            one._backend.encode_special_tokens = False
+            assert one._backend.encode(text, add_special_tokens=False).ids == expected
 
 
 def test_a_folder_that_needs_sentencepiece_says_so(tmp_path, monkeypatch):

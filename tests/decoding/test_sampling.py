@@ -12,6 +12,7 @@ import tiny
 from enumerated import ANSWERS, BATCH, END, PAD, QUESTIONS, VOCAB, cut, params, run, world
 from scipy import stats
 
+from rag_jax.decoding import results
 from rag_jax.decoding.answer import begin
 from rag_jax.decoding.sampling import truncate
 from rag_jax.decoding.settings import Decoding
@@ -141,6 +142,17 @@ def test_questions_without_a_passage_keep_no_other_waiting(kind):
     assert growing.state.position == 1
     assert decoded.ranked.valid[:, 0].tolist() == [True, True, *[False] * (QUESTIONS - 2)]
     assert (decoded.ranked.tokens[2:] == PAD).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_that_are_not_finite_are_faults_where_no_token_is_left_too(kind):
+    """The rules were blamed instead."""
+    broken, rules = enumerated.with_end_bias(params(), np.nan), tuple(
+        (token,) for token in range(VOCAB) if token != END)
+    found = run(broken, BATCH, kind, 1, jax.random.key(0), sample=True, min_length=2,
+                bad_words=rules)
+    told = results.faults(found)
+    assert len(told) == QUESTIONS and all("not finite" in str(one) for one in told.values())
 
 
 def test_a_sample_that_has_ended_needs_no_next_token():

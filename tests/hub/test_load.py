@@ -24,6 +24,7 @@ from rag_jax.hub import families
 from rag_jax.hub.config_json import Architecture, SpecialIds, causal_json, special_ids
 from rag_jax.hub.load import abstract, describe, load, locate
 from rag_jax.hub.save import save
+from rag_jax.hub.sentence import LIBRARY_ARGUMENTS
 from rag_jax.hub.stored import HubError
 from rag_jax.models.rag import RagModel
 from rag_jax.models.stack import unstack_layers
@@ -390,6 +391,7 @@ def test_what_sentence_transformers_says_is_taken_over(modules, pooling, setting
     ([*PLAIN, {**DENSE, "path": "3_Dense"}], CLS, {}, r"3_Dense/config\.json: use_residual = True"),
     (PLAIN, CLS, {"similarity_fn_name": "euclidean"}, "similarity_fn_name = 'euclidean'"),
     (PLAIN, CLS, {"prompts": {"query": 3}}, "prompts = .*3"),
+    (PLAIN, CLS, {"truncate_dim": 4}, "truncate_dim = 4 is not known"),
 ])
 def test_what_sentence_transformers_has_more_is_refused(modules, pooling, settings, message,
                                                         tmp_path):
@@ -422,6 +424,20 @@ def test_lower_case_that_the_tokenizer_does_not_see_to_is_refused(tmp_path):
             describe(folder)
     with pytest.raises(HubError, match="do_lower_case = true"):
         describe(folder)
+
+
+@pytest.mark.parametrize("name", LIBRARY_ARGUMENTS)
+def test_what_the_library_is_to_change_of_a_model_is_refused(tmp_path, name):
+    """Such as the number of its layers: the vectors were those of another model."""
+    for number, value in enumerate(({}, None, {"num_hidden_layers": 1})):
+        (tmp_path / str(number)).mkdir()
+        folder = sentence_folder(tmp_path / str(number), PLAIN, CLS, {}, **{
+            "sentence_bert_config.json": {"max_seq_length": 5, name: value}})
+        if value:
+            with pytest.raises(HubError, match=f"{name} = .'num_hidden_layers': 1. is not known"):
+                describe(folder)
+        else:
+            assert describe(folder).longest == 5
 
 
 @pytest.mark.parametrize("changes,message", [

@@ -1,5 +1,6 @@
 """Checkpoints come back bit for bit, the right ones stay, and misfits are named."""
 
+import concurrent.futures
 import os
 import shutil
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -244,6 +246,46 @@ def test_arrays_in_memory_and_on_devices_have_one_digest(dtype, shape):
     with jax.enable_x64(True):
         there = tree_record._digest(jnp.asarray(values))
     assert tree_record._digest_of_bytes(values) == int(there)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_one_thread_saves_at_a_time(tmp_path, monkeypatch, platform):
+    """Orbax took the files of one save for those of another, and both trainings ended."""
+    write, here, seen = ocp.AsyncCheckpointer.save, checkpoint._saving, []
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+
+    def free():
+        def take():
+            taken = here.acquire(blocking=False)
+            if taken:
+                here.release()
+            return taken
+
+        return threads.submit(take).result()
+
+    def save(self, *args, **more):
+        seen.append(free())
+        write(self, *args, **more)
+
+    monkeypatch.setattr(ocp.AsyncCheckpointer, "save", save)
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        with Checkpointer(tmp_path / "a") as first, Checkpointer(tmp_path / "b") as second:
+            save_small(first, 1)
+            assert free() == (platform == "cpu"), "on others it is written in the background"
+            save_small(second, 1)  # of the same thread: it does not wait for itself
+            first.wait()
+        assert seen == [False, False] and free()
+
+
+def test_threads_save_one_after_another(tmp_path):
+    def save(name):
+        with Checkpointer(tmp_path / name, keep=9) as checkpointer:
+            for step in range(1, 9):
+                save_small(checkpointer, step)
+            return checkpointer.all_steps()
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        assert list(threads.map(save, "abc")) == [list(range(1, 9))] * 3
 
 
 # Which steps stay.

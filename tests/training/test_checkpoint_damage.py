@@ -469,6 +469,7 @@ def test_failed_save_surfaces_and_later_saves_work(tmp_path, monkeypatch, caplog
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert len(str(caught.value).splitlines()) == 1 and not caplog.records
+        assert caught.value.__cause__ is not None, "a program may look for an error of its own"
         checkpointer.wait()
         assert checkpointer.all_steps() == [1]
         save_small(checkpointer, 3)  # threads of the other save may still write where 2 was

@@ -1,6 +1,5 @@
 """Who may open a workdir while another process writes into it."""
 
-import concurrent.futures
 import contextlib
 import errno
 import os
@@ -54,28 +53,6 @@ def test_what_would_write_is_refused(held):
     (work / "data" / "names.txt").unlink()
     with refused:
         open_job(config, work, check=True)
-
-
-def test_another_thread_does_not_train_at_the_same_time(tmp_path, monkeypatch):
-    """One of the two died as it saved; Orbax took the files of one for the other's."""
-    config, begun = own_config(tmp_path), []
-
-    def warm_up(config, path):
-        begun.append(path.name)
-        if path.name == "first":
-            with pytest.raises(locks.InUseError, match="another thread of this process is traini"):
-                elsewhere.submit(train, config, tmp_path / "second").result()
-            with pytest.raises(ZeroDivisionError):
-                train(config, tmp_path / "within")
-        return 1 / 0
-
-    monkeypatch.setattr(run, "warm_up", warm_up)
-    with concurrent.futures.ThreadPoolExecutor() as elsewhere:
-        with pytest.raises(ZeroDivisionError):
-            train(config, tmp_path / "first")
-        with pytest.raises(ZeroDivisionError):
-            elsewhere.submit(train, config, tmp_path / "next").result()
-    assert begun == ["first", "within", "next"]
 
 
 def test_all_processes_take_from_process_0_what_a_workdir_has_trained(tmp_path, monkeypatch):
