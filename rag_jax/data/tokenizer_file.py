@@ -27,11 +27,9 @@ MODEL_TYPES = {"spiece.model": "t5", "sentencepiece.bpe.model": "xlm-roberta",
 OVERRIDES = {"BertNormalizer": {"do_lower_case": "lowercase", "strip_accents": "strip_accents",
                                 "tokenize_chinese_chars": "handle_chinese_chars"},
              "ByteLevel": {"add_prefix_space": "add_prefix_space"}}
-FROM_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")
-# Classes that have these settings where a tokenizer_config.json leaves them out.
-DEFAULTS = dict.fromkeys(("BertTokenizer", "BertTokenizerFast"), {
-    "do_lower_case": True, "tokenize_chinese_chars": True})
-LLAMA = ("LlamaTokenizer", "LlamaTokenizerFast")  # write their own spaces; see `_with_spaces`
+FROM_FILE = ("PreTrainedTokenizer", "TokenizersBackend")
+# What BertTokenizer takes for settings that are left out.
+BERT = {"do_lower_case": True, "tokenize_chinese_chars": True, "strip_accents": None}
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -56,22 +54,41 @@ def read(file: pathlib.Path) -> Any:
     except BaseException as error:
         raise _translated(error, file) from None
     config = _settings(file.parent)
-    config = {**DEFAULTS.get(str(config.get("tokenizer_class")), {}), **config}
-    if config.get("tokenizer_class") in LLAMA:
+    taken = _class(file.parent, config)
+    if taken == "LlamaTokenizer":
         _with_spaces(backend, config)
+    defaults = BERT if taken == "BertTokenizer" else {}
+    config = {**defaults, **config}
     for part in (backend.normalizer, backend.pre_tokenizer):
         for name, field in OVERRIDES.get(type(part).__name__, {}).items():
-            if (isinstance(config.get(name), bool)
-                    and config.get("tokenizer_class") not in FROM_FILE):
-                setattr(part, field, config[name])
+            value = config.get(name)
+            if taken not in FROM_FILE and (
+                    isinstance(value, bool) or value is None and defaults.get(name, 0) is None):
+                setattr(part, field, value)
     check(backend, file)
     return backend
 
 
+def _class(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
+    """The class, without "Fast", with which transformers opens a folder's tokenizer.json; it has
+    another than the one that is named for some types of models.
+
+    config: the content of the folder's tokenizer_config.json.
+    """
+    model = _json(folder / "config.json")
+    kind = model.get("model_type")
+    named = config.get("tokenizer_class") or model.get("tokenizer_class") or (
+        "BertTokenizer" if kind == "bert" else "")
+    name = str(named).removesuffix("Fast")
+    if kind == "modernbert" or name == "LlamaTokenizer" and kind not in (None, "llama"):
+        return FROM_FILE[0]
+    return name
+
+
 def _with_spaces(backend: Any, config: Mapping[str, Any]) -> None:
-    """Has a tokenizer of Llama 2's form write spaces as the class LLAMA of transformers does,
-    whatever its file says: one is put before a text; and before what follows a special token only
-    where the settings say `legacy`. The class takes byte-level tokenizers, Llama 3's, as they are.
+    """Has a tokenizer of Llama 2's form write spaces as transformers' LlamaTokenizer does, whatever
+    its file says: one is put before a text; and before what follows a special token only where the
+    settings say `legacy`. Byte-level tokenizers, as Llama 3's, stay as they are.
     """
     from tokenizers import pre_tokenizers
 
@@ -80,7 +97,8 @@ def _with_spaces(backend: Any, config: Mapping[str, Any]) -> None:
              for kind, _ in _parts(json.loads(part.__getstate__()))}
     if "ByteLevel" in kinds or type(backend.model).__name__ != "BPE":
         return
-    scheme = ("never" if config.get("add_prefix_space") is False
+    prefixed = config.get("add_prefix_space")
+    scheme = ("never" if prefixed is not None and not prefixed
               else "always" if config.get("legacy") else "first")
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
@@ -149,14 +167,18 @@ def _kept(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _settings(folder: pathlib.Path) -> dict[str, Any]:
     """The tokenizer_config.json of a folder; empty where there is none."""
-    if not (folder / SETTINGS).is_file():
+    return _json(folder / SETTINGS)
+
+
+def _json(file: pathlib.Path) -> dict[str, Any]:
+    """The content of a file; empty where there is none."""
+    if not file.is_file():
         return {}
     try:
-        config = json.loads(_text(folder / SETTINGS))
+        content = json.loads(_text(file))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{folder / SETTINGS}: no JSON ({error}); take it from its source "
-                        "again") from None
-    return config if isinstance(config, dict) else {}
+        raise DataError(f"{file}: no JSON ({error}); take it from its source again") from None
+    return content if isinstance(content, dict) else {}
 
 
 def _text(file: pathlib.Path) -> str:

@@ -44,7 +44,7 @@ _ITEMS = ("params", "opt_state", "meta")
 _PARAMS_ITEMS = ("params", "meta")  # all that answering reads
 _UNFINISHED = "*.orbax-checkpoint-tmp*"  # Orbax's names of unfinished saves
 _KINDS = {"params": "parameter", "opt_state": "optimiser array"}
-_saving = threading.RLock()  # one thread saves at a time: Orbax mixes up what two of them save
+_saving = threading.RLock()  # on CPUs, one thread at a time: Orbax mixes up what two of them save
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -100,8 +100,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         self._ranking, self._measured = Ranking(best_metric), measured
         self._ocp, self._args = ocp, ocp.args
         self._reader = ocp.Checkpointer(self._handler())
-        # Of the save under way: its writer, and what to close when it has ended.
-        self._writer: tuple[ocp.AsyncCheckpointer, contextlib.ExitStack] | None = None
+        self._writer: ocp.AsyncCheckpointer | None = None  # of the save under way
         self._damage: dict[int, CheckpointDamaged] = {}  # that a reader has met; writers rename it
         if not read_only:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -165,26 +164,27 @@ class Checkpointer(contextlib.AbstractContextManager):
         if near:  # the compressed arrays are in the same memory as the state
             largest = max(x.nbytes for x in jax.tree.leaves([params, opt_state]))
             limit = {"save_concurrent_gb": 1 + largest // 10**9}
-        with self._report_failed_save(OSError), contextlib.ExitStack() as unless_begun:
-            unless_begun.enter_context(_saving)
-            writer = self._ocp.AsyncCheckpointer(self._handler(**limit))
-            unless_begun.callback(writer.close)
-            writer.save(self._folder(step), args=args.Composite(
-                params=args.StandardSave(params),
-                opt_state=args.StandardSave(opt_state),
-                meta=args.JsonSave({"crc32": _crc32(content), "content": content}),
-            ))
-            self._writer = writer, unless_begun.pop_all()
+        items = args.Composite(
+            params=args.StandardSave(params), opt_state=args.StandardSave(opt_state),
+            meta=args.JsonSave({"crc32": _crc32(content), "content": content}))
+        with _saving if near else contextlib.nullcontext():
+            with self._report_failed_save(OSError), contextlib.ExitStack() as unless_begun:
+                writer = self._ocp.AsyncCheckpointer(self._handler(**limit))
+                unless_begun.callback(writer.close)
+                writer.save(self._folder(step), args=items)
+                unless_begun.pop_all()
+            self._writer = writer
+            if near:
+                self.wait()
         if near:
-            self.wait()
             process.give_back_memory()  # of the compressed arrays
 
     def wait(self) -> None:
         """Blocks until no save is under way; raises CheckpointError if one has failed."""
         if self._writer is None:
             return
-        (writer, begun), self._writer = self._writer, None
-        with self._report_failed_save(Exception), begun:
+        writer, self._writer = self._writer, None
+        with self._report_failed_save(Exception), contextlib.closing(writer):
             writer.wait_until_finished()
         steps = self._complete()
         kept = {*steps[-self._keep :], self._ranking.best(steps)}

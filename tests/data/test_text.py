@@ -459,14 +459,17 @@ def test_settings_beside_vocab_and_merges_are_read(tmp_path):
     assert loaded.config["chat_template"] == "{{ messages }}"
 
 
+@pytest.mark.parametrize("model", [None, "bert", "modernbert"])
 @pytest.mark.parametrize(("kind", "settings"), [
     ("BertTokenizer", {"do_lower_case": False}), ("BertTokenizer", {"do_lower_case": True}),
     ("BertTokenizer", {"do_lower_case": True, "strip_accents": False}),
     ("BertTokenizer", {}), ("BertTokenizerFast", {}), ("PreTrainedTokenizerFast", {}),
+    ("", {}), ("BertTokenizer", {"strip_accents": None}),
     ("PreTrainedTokenizerFast", {"do_lower_case": False}),
     ("RobertaTokenizer", {"add_prefix_space": False}),
     ("RobertaTokenizer", {"add_prefix_space": True})])
-def test_settings_that_contradict_a_tokenizer_json_go_first(tmp_path, bart, bert, kind, settings):
+def test_settings_that_contradict_a_tokenizer_json_go_first(
+        tmp_path, bart, bert, kind, settings, model):
     """As in transformers: a cased model was asked in lower case, and its vectors were others."""
     import transformers
 
@@ -474,24 +477,29 @@ def test_settings_that_contradict_a_tokenizer_json_go_first(tmp_path, bart, bert
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["model"]["vocab"] |= {"Lima": 2100, "café": 2101}
     content["normalizer"] = content["normalizer"] and {
-        **content["normalizer"], "lowercase": not settings.get("do_lower_case", True)}
+        **content["normalizer"], "lowercase": not settings.get("do_lower_case", True),
+        "strip_accents": False}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": kind, **settings}))
+        **({"tokenizer_class": kind} if kind else {}), **settings}))
+    if model or not kind:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model or "bert"}))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ["Lima café", *WORDS]:
         assert Tokenizer.load(tmp_path).encode([text])[0] == theirs.encode(
             text, add_special_tokens=False)
 
 
+@pytest.mark.parametrize("model", [None, "llama", "mistral"])
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend"])
 @pytest.mark.parametrize("written", ["prepended", "always", "byte-level"])
 @pytest.mark.parametrize("settings", [
     {}, {"legacy": False}, {"legacy": True}, {"legacy": None, "add_prefix_space": None},
-    {"add_prefix_space": False}])
-def test_a_llama_tokenizer_writes_spaces_as_its_class_does(tmp_path, kind, written, settings):
-    """As in transformers: in a chat, TinyLlama's read a space after every marker; and
-    byte-level tokenizers, such as Llama 3's, are those of their file in any class."""
+    {"add_prefix_space": False}, {"add_prefix_space": 0}])
+def test_a_llama_tokenizer_writes_spaces_as_its_class_does(
+        tmp_path, kind, written, settings, model):
+    """As in transformers: in a chat, TinyLlama's read a space after every marker; but byte-level
+    tokenizers, such as Llama 3's, and Mistral's are those of their file in any class."""
     import transformers
 
     pieces = ["▁", "Ġ", *(chr(i) for i in range(33, 127)), "\n", "▁L", "ĠL", "im"]
@@ -509,6 +517,8 @@ def test_a_llama_tokenizer_writes_spaces_as_its_class_does(tmp_path, kind, writt
     backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", **settings}))
+    if model:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ours = Tokenizer.load(tmp_path)
     ours.save(tmp_path / "kept")
