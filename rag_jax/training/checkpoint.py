@@ -176,8 +176,7 @@ class Checkpointer(contextlib.AbstractContextManager):
             self._writer = writer
             if near:
                 self.wait()
-        if near:
-            process.give_back_memory()  # of the compressed arrays
+                process.give_back_memory()  # of the compressed arrays
 
     def wait(self) -> None:
         """Blocks until no save is under way; raises CheckpointError if one has failed."""
