@@ -28,7 +28,6 @@ _ENCODER = ("passage_prefix", "titles")
 _WORLD = ("fictional_countries", "world_task")
 _LATER_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model",
                 "added_tokens.json")  # of tokenizers; earlier records do not have them
-_BESIDE = (tokenizer_file.SETTINGS, tokenizer_file.TEMPLATE)  # read with a tokenizer.json, too
 _ABSENT = {"source": None, "files": {}}
 _SETTLED_NS = 2 * 10**9  # a file may change again within the tick of its file system's clock
 
@@ -88,7 +87,8 @@ def _contents(name: str, source: str, data_dir: str) -> tuple[str, dict[str, pat
         path, split = directory_and_split(source)
         shown = f":{split}"
     if path.is_file():
-        beside = () if name in ("passages", *QUESTIONS) else map(path.with_name, _BESIDE)
+        beside = () if name in ("passages", *QUESTIONS) else map(
+            path.with_name, tokenizer_file.BESIDE)
         return shown, {"": path, **{file.name: file for file in beside if file.is_file()}}
     if name == "passages":
         paths = [pathlib.Path(file) for file in corpus_files(source)]
@@ -144,7 +144,7 @@ def _other_files(then: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     digests = [{key: entry["sha256"] for key, entry in files.items()} for files in (then, new)]
     known = (then.keys() | new.keys()) - (set(_LATER_FILES) - then.keys())
     if "" in then:  # earlier records of a file have nothing of what is beside it
-        known -= set(_BESIDE) - then.keys()
+        known -= set(tokenizer_file.BESIDE) - then.keys()
     known = {key for key in known if not any(part[:1] == "." for part in key.split("/"))}
     return sorted((new.get(key) or then[key])["path"] for key in known
                   if digests[0].get(key) != digests[1].get(key))

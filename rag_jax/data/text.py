@@ -1,7 +1,7 @@
 """Text to token ids and back: tokenizers, the paper's chunks, inputs of encoders and generators.
 
-The hot path uses the `tokenizers` library; transformers is imported only to resolve names of
-the Hugging Face hub or folders without a tokenizer.json.
+The hot path uses the `tokenizers` library; transformers is imported only to read names of the
+Hugging Face hub and folders of its checkpoints.
 """
 
 import copy
@@ -56,10 +56,13 @@ class Tokenizer:
         chat_template.
       gap: how an answer continues the text before it.
       own_end: the end token of the vocabulary; a copy for answers may have another `end`.
+      has_types: the two texts of a pair have token types of their own.
     """
 
-    def __init__(self, backend: Any, config: Mapping[str, str] | None = None):
+    def __init__(self, backend: Any, config: Mapping[str, str] | None = None,
+                 has_types: bool = True):
         self._backend, self.config, self.gap = backend, dict(config or {}), Joint(" ")
+        self.has_types = has_types
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # "</s>" in a text is letters, not an end
@@ -95,12 +98,7 @@ class Tokenizer:
         Raises:
           DataError: there is no tokenizer, or it is damaged.
         """
-        path = pathlib.Path(source)
-        file = path / "tokenizer.json" if path.is_dir() else path
-        if file.is_file():
-            parts = tokenizer_file.read(file), tokenizer_file.settings(file.parent)
-        else:
-            parts = tokenizer_file.by_transformers(source)
+        parts = tokenizer_file.read(source)
         try:
             loaded = cls(*parts)
         except DataError as error:
@@ -115,7 +113,7 @@ class Tokenizer:
         path.mkdir(parents=True, exist_ok=True)
         if self.config:
             files.write_json(path / tokenizer_file.SETTINGS, self.config)
-        files.write_text(path / "tokenizer.json", self._backend.to_str(pretty=True))
+        files.write_text(path / tokenizer_file.TOKENIZER, self._backend.to_str(pretty=True))
 
     @functools.cached_property
     def vocab_size(self) -> int:
@@ -150,8 +148,9 @@ class Tokenizer:
         first, second = ([place for place, of in enumerate(pair.sequence_ids) if of == number]
                          for number in (0, 1))
         between = pair.ids[first[-1] + 1 : second[0]] if first and second else []
+        second_type = pair.type_ids[second[0]] if self.has_types and second else 0
         return PairForm(pair.ids[: first[0]], between, pair.ids[second[-1] + 1 :],
-                        pair.type_ids[second[0]]) if between else None
+                        second_type) if between else None
 
     def mark(self, ids: Iterable[int]) -> None:
         """Makes special tokens of those that were added and not said to be special: in a text their

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,11 +11,15 @@ from rag_jax.errors import DataError
 
 SIZE_LIMIT = 48_000_000  # bytes; bart-large's has 3.5 MB, multilingual ones have 17, Gemma 3's 33
 SETTINGS_LIMIT = 4_000_000  # Llama 3's have 50 KB, Gemma 3's 1.2 MB
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
+ENTRIES_LIMIT = 10_000  # of all settings; Gemma 3's have 6,500
+TOKENIZER = "tokenizer.json"
+VOCABULARIES = (TOKENIZER, "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
                 "spiece.model", "tokenizer.model")  # any of them makes a tokenizer
 SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-FILES = (*VOCABULARIES, SETTINGS, TEMPLATE, "special_tokens_map.json", "added_tokens.json",
-         "merges.txt")  # all that a tokenizer may be made of
+MORE = ("special_tokens_map.json", "added_tokens.json")
+BESIDE = (SETTINGS, TEMPLATE, *MORE)  # a tokenizer.json
+FILES = (*VOCABULARIES, *BESIDE, "merges.txt")  # all that a tokenizer may be made of
+TYPES = "token_type_ids"  # an input of models: which of two texts a token is of
 SPECIALS = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token",
             "unk_token")
 KEPT = (*SPECIALS, "chat_template")
@@ -22,14 +27,6 @@ KEPT = (*SPECIALS, "chat_template")
 # its vocabulary.
 MODEL_TYPES = {"spiece.model": "t5", "sentencepiece.bpe.model": "xlm-roberta",
                "vocab.txt": "bert", "vocab.json": "bart"}
-# Settings of tokenizer_config.json that override fields of these parts of a tokenizer.json, as in
-# transformers' classes for BERT, BART and others; its classes FROM_FILE take the file as it is.
-OVERRIDES = {"BertNormalizer": {"do_lower_case": "lowercase", "strip_accents": "strip_accents",
-                                "tokenize_chinese_chars": "handle_chinese_chars"},
-             "ByteLevel": {"add_prefix_space": "add_prefix_space"}}
-FROM_FILE = ("PreTrainedTokenizer", "TokenizersBackend")
-# What BertTokenizer takes for settings that are left out.
-BERT = {"do_lower_case": True, "tokenize_chinese_chars": True, "strip_accents": None}
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -38,12 +35,29 @@ KNOWN_PATTERNS = (" {2,}", _WORDS % "", _WORDS % "{1,3}")  # of XLM-R, Qwen, Lla
 GROWING, GROWTH_LIMIT, CONTENT_LIMIT = ("Replace", "Prepend", "Precompiled"), 3, 16
 
 
-def read(file: pathlib.Path) -> Any:
-    """The `tokenizers.Tokenizer` of a tokenizer.json, with what the settings beside it override.
+def read(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
+    """The `tokenizers.Tokenizer` of a tokenizer.json, a folder or a Hugging Face name; the settings
+    KEPT; and whether the two texts of a pair have token types of their own.
+
+    As transformers reads it: by a class of its own, which may change what a tokenizer.json says,
+    where the files beside name one or the type of a model; else as the file says.
 
     Raises:
-      DataError: it is damaged, or `check` refuses it.
+      DataError: there is no tokenizer, it is damaged, or `check` refuses it.
     """
+    path = pathlib.Path(source)
+    file = path / TOKENIZER if path.is_dir() else path
+    if not file.is_file():
+        return _by_transformers(source)
+    backend, folder = _from_file(file), file.parent
+    if file.name == TOKENIZER and _names_class(folder):
+        return _by_transformers(folder)
+    inputs = _settings(folder).get("model_input_names")
+    return backend, settings(folder), not isinstance(inputs, list) or TYPES in inputs
+
+
+def _from_file(file: pathlib.Path) -> Any:
+    """The `tokenizers.Tokenizer` of a tokenizer.json."""
     import tokenizers
 
     size = file.stat().st_size
@@ -53,76 +67,35 @@ def read(file: pathlib.Path) -> Any:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except BaseException as error:
         raise _translated(error, file) from None
-    config = _settings(file.parent)
-    taken = _class(file.parent, config)
-    if taken == "LlamaTokenizer":
-        _with_spaces(backend, config)
-    defaults = BERT if taken == "BertTokenizer" else {}
-    config = {**defaults, **config}
-    for part in (backend.normalizer, backend.pre_tokenizer):
-        for name, field in OVERRIDES.get(type(part).__name__, {}).items():
-            value = config.get(name)
-            if taken not in FROM_FILE and (
-                    isinstance(value, bool) or value is None and defaults.get(name, 0) is None):
-                setattr(part, field, value)
     check(backend, file)
     return backend
 
 
-def _class(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
-    """The class, without "Fast", with which transformers opens a folder's tokenizer.json; it has
-    another than the one that is named for some types of models.
-
-    config: the content of the folder's tokenizer_config.json.
-    """
+def _names_class(folder: pathlib.Path) -> bool:
+    """Whether the files of a folder say which class of transformers reads its tokenizer."""
     model = _json(folder / "config.json")
-    kind = model.get("model_type")
-    named = config.get("tokenizer_class") or model.get("tokenizer_class") or (
-        "BertTokenizer" if kind == "bert" else "")
-    name = str(named).removesuffix("Fast")
-    if kind == "modernbert" or name == "LlamaTokenizer" and kind not in (None, "llama"):
-        return FROM_FILE[0]
-    return name
+    return any((_settings(folder).get("tokenizer_class"), model.get("tokenizer_class"),
+                model.get("model_type")))
 
 
-def _with_spaces(backend: Any, config: Mapping[str, Any]) -> None:
-    """Has a tokenizer of Llama 2's form write spaces as transformers' LlamaTokenizer does, whatever
-    its file says: one is put before a text; and before what follows a special token only where the
-    settings say `legacy`. Byte-level tokenizers, as Llama 3's, stay as they are.
-    """
-    from tokenizers import pre_tokenizers
-
-    parts = (backend.pre_tokenizer, backend.decoder, backend.post_processor)
-    kinds = {kind for part in parts if part is not None
-             for kind, _ in _parts(json.loads(part.__getstate__()))}
-    if "ByteLevel" in kinds or type(backend.model).__name__ != "BPE":
-        return
-    prefixed = config.get("add_prefix_space")
-    scheme = ("never" if prefixed is not None and not prefixed
-              else "always" if config.get("legacy") else "first")
-    backend.normalizer = None
-    backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
-
-
-def by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str]]:
-    """The `tokenizers.Tokenizer`, and the settings, that transformers makes of a Hugging Face name,
-    or of a folder without a tokenizer.json.
-
-    Raises:
-      DataError: there is no tokenizer, or `check` refuses it.
-    """
+def _by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
+    """What transformers makes of a Hugging Face name, or of a folder."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing
     import transformers
 
     folder, how = pathlib.Path(source), {}
     files = [name for name in VOCABULARIES if (folder / name).is_file()]
-    if not (folder / "config.json").is_file() and "tokenizer_class" not in _settings(folder):
+    if not _names_class(folder):
         kind = next((kind for name, kind in MODEL_TYPES.items() if name in files), None)
         how = {"config": transformers.AutoConfig.for_model(kind)} if kind else {}
+    _check_settings(folder)
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(
-            str(source), trust_remote_code=False, **how)
+            str(source), trust_remote_code=False, mistral_format=False, **how)
         backend = loaded.backend_tokenizer
-    except Exception as error:  # the library's many readers raise errors of any kind
+    except BaseException as error:  # the library's many readers raise errors of any kind
+        if not _is_of_library(error):
+            raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         pieces = [name for name in files if name.endswith(".model")]
         if pieces and importlib.util.find_spec("sentencepiece") is None:
@@ -135,7 +108,18 @@ def by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str]]:
     config = {name: getattr(loaded, name, None) for name in KEPT}
     if isinstance(config["chat_template"], dict):  # several, by their names
         config["chat_template"] = config["chat_template"].get("default")
-    return backend, _kept(config)
+    return backend, _kept(config), TYPES in loaded.model_input_names
+
+
+def _check_settings(folder: pathlib.Path) -> None:
+    """Raises DataError for settings that transformers would read for minutes: it compares each
+    special token with all others."""
+    contents = [_json(folder / name) for name in (SETTINGS, *MORE)]
+    count = sum(len(content) + sum(len(value) for value in content.values()
+                                   if isinstance(value, (list, dict))) for content in contents)
+    if count > ENTRIES_LIMIT:
+        raise DataError(f"{folder}: {count} entries in {SETTINGS} and {' and '.join(MORE)}; a "
+                        f"tokenizer has at most {ENTRIES_LIMIT}")
 
 
 def settings(folder: pathlib.Path) -> dict[str, str]:
@@ -144,13 +128,6 @@ def settings(folder: pathlib.Path) -> dict[str, str]:
     if (folder / TEMPLATE).is_file():
         config["chat_template"] = _text(folder / TEMPLATE)
     return _kept(config)
-
-
-def has_token_types(folder: pathlib.Path) -> bool:
-    """Whether the two texts of a pair have token types of their own: not if the settings beside a
-    tokenizer.json name inputs of the model, and none of them is token_type_ids."""
-    inputs = _settings(folder).get("model_input_names")
-    return not isinstance(inputs, list) or "token_type_ids" in inputs
 
 
 def _kept(config: Mapping[str, Any]) -> dict[str, str]:
@@ -231,9 +208,12 @@ def _parts(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _translated(error: BaseException, source: str | pathlib.Path) -> BaseException:
-    """The error to raise for one of the library, which raises Exception itself, or a panic of Rust,
-    which is not even an Exception."""
-    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-        return DataError(f"{source}: damaged, or no tokenizer ({str(error)[:200]}); take it from "
-                         "its source again")
-    return error
+    """The error to raise for one that came while a tokenizer was read or tried."""
+    return DataError(f"{source}: damaged, or no tokenizer ({str(error)[:200]}); take it from its "
+                     "source again") if _is_of_library(error) else error
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether an error is one of the library, which raises Exception itself, or a panic of Rust,
+    which is not even an Exception; else it is an interruption."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

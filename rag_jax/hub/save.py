@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict
 from rag_jax import files
 from rag_jax.config import CausalConfig, GeneratorConfig, T5Config
 from rag_jax.data.text import Tokenizer
-from rag_jax.data.tokenizer_file import SPECIALS
+from rag_jax.data.tokenizer_file import SPECIALS, TYPES
 from rag_jax.hub import config_json, families, names, sentence
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.families import FAMILIES
@@ -74,8 +74,9 @@ def save(directory: str | os.PathLike, family: str, params: Params, architecture
             place = TOKENIZER_FOLDERS[tower] if FAMILIES[family].model_type == "rag" else "."
             part = architecture.generator if tower == "generator" else architecture.retriever
             if tower in tokenizers:
+                pairs = tower == families.RERANKER and tokenizers[tower].has_types
                 save_tokenizer(folder / place, tokenizers[tower], part.max_positions,
-                               part.second_type if tower == families.RERANKER else 0,
+                               part.second_type if pairs else 0,
                                prompts=isinstance(part, CausalConfig))
         if _is_sentence_encoder(family, architecture):
             dense = flatten_dict(nn.meta.unbox(params["bert"])).get(("projection", "bias"))
@@ -208,6 +209,8 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     tokenizer.save(directory)
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length,
                 "clean_up_tokenization_spaces": False}
+    if second_type:  # else transformers gives the model none
+        settings["model_input_names"] = ["input_ids", TYPES, "attention_mask"]
     file = directory / "tokenizer.json"
     backend = tokenizers.Tokenizer.from_file(str(file))
     end, pad, mask = map(

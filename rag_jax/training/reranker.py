@@ -11,7 +11,6 @@ from jax.sharding import Mesh
 
 from rag_jax import files, parallel
 from rag_jax.config import BertConfig, ConfigError
-from rag_jax.data import tokenizer_file
 from rag_jax.data.padding import by_length, pad_rows
 from rag_jax.data.text import PairForm, Tokenizer
 from rag_jax.hub import families
@@ -38,7 +37,6 @@ class Reranker:
       tokenizer: that of its checkpoint.
       longest: tokens that a pair may have, special tokens included.
       mesh: batches are split over it.
-      has_types: the passage has another token type than the question, if the model has two.
     """
 
     config: BertConfig
@@ -46,7 +44,6 @@ class Reranker:
     tokenizer: Tokenizer
     longest: int
     mesh: Mesh
-    has_types: bool = True
 
     @property
     def form(self) -> PairForm:
@@ -54,9 +51,9 @@ class Reranker:
         [CLS] question [SEP] passage [SEP] for BERT, with </s></s> between them for RoBERTa."""
         start, end = self.tokenizer.start, self.tokenizer.end
         count = 1 if self.config.model_type == "bert" else 2
-        form = self.tokenizer.pair_form or PairForm([start], [end] * count, [end], 1)
-        second_type = min(form.second_type, self.config.second_type) if self.has_types else 0
-        return form._replace(second_type=second_type)
+        form = self.tokenizer.pair_form or PairForm(
+            [start], [end] * count, [end], int(self.tokenizer.has_types))
+        return form._replace(second_type=min(form.second_type, self.config.second_type))
 
     def logits(self, questions: Sequence[str], passages: Sequence[Passage]) -> np.ndarray:
         """The logits float32[R] of R questions, each with its passage; called by all processes
@@ -126,8 +123,7 @@ def _opened(source: str, stamp: str, dtype: str, mesh: Mesh) -> Reranker:
         raise ConfigError(f"{named}: it reads {longest} tokens; a question and a passage need "
                           f"{SHORTEST} or more")
     loaded = hub.load(source, mesh=mesh, retriever={"dtype": dtype})
-    return Reranker(loaded.retriever, loaded.params[families.RERANKER], tokenizer, longest, mesh,
-                    tokenizer_file.has_token_types(folder))
+    return Reranker(loaded.retriever, loaded.params[families.RERANKER], tokenizer, longest, mesh)
 
 
 def reranked(job: Job, index: Index | None) -> Index | RerankedIndex | None:

@@ -27,6 +27,7 @@ from rag_jax.data.tokenizer_training import (
     train_bart_tokenizer,
     train_bert_tokenizer,
 )
+from rag_jax.errors import DataError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 REAL = load_countries()
@@ -459,20 +460,15 @@ def test_settings_beside_vocab_and_merges_are_read(tmp_path):
     assert loaded.config["chat_template"] == "{{ messages }}"
 
 
-@pytest.mark.parametrize("model", [None, "bert", "modernbert"])
-@pytest.mark.parametrize(("kind", "settings"), [
-    ("BertTokenizer", {"do_lower_case": False}), ("BertTokenizer", {"do_lower_case": True}),
-    ("BertTokenizer", {"do_lower_case": True, "strip_accents": False}),
-    ("BertTokenizer", {}), ("BertTokenizerFast", {}), ("PreTrainedTokenizerFast", {}),
-    ("", {}), ("BertTokenizer", {"strip_accents": None}),
-    ("PreTrainedTokenizerFast", {"do_lower_case": False}),
-    ("RobertaTokenizer", {"add_prefix_space": False}),
-    ("RobertaTokenizer", {"add_prefix_space": True})])
-def test_settings_that_contradict_a_tokenizer_json_go_first(
+@pytest.mark.parametrize(("kind", "settings", "model"), [
+    ("BertTokenizer", {"do_lower_case": False}, None), ("BertTokenizerFast", {}, None),
+    ("BertTokenizer", {"strip_accents": None}, "bert"), ("", {}, "bert"), ("", {}, "dpr"),
+    ("BertTokenizer", {}, "modernbert"), ("DistilBertTokenizer", {}, None),
+    ("PreTrainedTokenizerFast", {"do_lower_case": False}, None),
+    ("RobertaTokenizer", {"add_prefix_space": True}, None)])
+def test_a_tokenizer_is_read_by_the_class_that_transformers_takes(
         tmp_path, bart, bert, kind, settings, model):
-    """As in transformers: a cased model was asked in lower case, and its vectors were others."""
-    import transformers
-
+    """A cased model was asked in lower case, and its vectors were others."""
     (bart if kind == "RobertaTokenizer" else bert).save(tmp_path)
     content = json.loads((tmp_path / "tokenizer.json").read_text())
     content["model"]["vocab"] |= {"Lima": 2100, "café": 2101}
@@ -480,32 +476,25 @@ def test_settings_that_contradict_a_tokenizer_json_go_first(
         **content["normalizer"], "lowercase": not settings.get("do_lower_case", True),
         "strip_accents": False}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
-        **({"tokenizer_class": kind} if kind else {}), **settings}))
-    if model or not kind:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model or "bert"}))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    for text in ["Lima café", *WORDS]:
-        assert Tokenizer.load(tmp_path).encode([text])[0] == theirs.encode(
-            text, add_special_tokens=False)
+    is_read_alike(tmp_path, ["Lima café", *WORDS], model, **settings, **(
+        {"tokenizer_class": kind} if kind else {}))
 
 
-@pytest.mark.parametrize("model", [None, "llama", "mistral"])
-@pytest.mark.parametrize("kind", ["LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend"])
-@pytest.mark.parametrize("written", ["prepended", "always", "byte-level"])
-@pytest.mark.parametrize("settings", [
-    {}, {"legacy": False}, {"legacy": True}, {"legacy": None, "add_prefix_space": None},
-    {"add_prefix_space": False}, {"add_prefix_space": 0}])
+@pytest.mark.parametrize(("written", "kind", "settings", "model"), [
+    ("prepended", "LlamaTokenizer", {}, "llama"), ("always", "LlamaTokenizerFast", {}, None),
+    ("always", "LlamaTokenizer", {"legacy": True}, "llama"), ("prepended", "", {}, "llama"),
+    ("prepended", "LlamaTokenizer", {"add_prefix_space": False}, None),
+    ("prepended", "LlamaTokenizer", {}, "mistral"), ("byte-level", "LlamaTokenizer", {}, "llama"),
+    ("prepended", "CodeLlamaTokenizer", {}, "llama"), ("always", "XLMRobertaTokenizer", {}, None)])
 def test_a_llama_tokenizer_writes_spaces_as_its_class_does(
         tmp_path, kind, written, settings, model):
-    """As in transformers: in a chat, TinyLlama's read a space after every marker; but byte-level
-    tokenizers, such as Llama 3's, and Mistral's are those of their file in any class."""
-    import transformers
-
+    """In a chat, TinyLlama's read a space after every marker; but byte-level tokenizers, such as
+    Llama 3's, and Mistral's are those of their file in any class."""
     pieces = ["▁", "Ġ", *(chr(i) for i in range(33, 127)), "\n", "▁L", "ĠL", "im"]
-    backend = tokenizers.Tokenizer(models.BPE(
-        vocab={t: i for i, t in enumerate(["<unk>", "<s>", "</s>", *pieces])}, unk_token="<unk>",
-        merges=[("▁", "L"), ("Ġ", "L"), ("i", "m")]))
+    vocabulary = {t: i for i, t in enumerate(["<unk>", "<s>", "</s>", *pieces])}
+    backend = tokenizers.Tokenizer(
+        models.Unigram([(t, -1.0) for t in vocabulary], unk_id=0) if "XLM" in kind else
+        models.BPE(vocabulary, [("▁", "L"), ("Ġ", "L"), ("i", "m")], unk_token="<unk>"))
     if written == "prepended":
         backend.normalizer = normalizers.Sequence([
             normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -515,18 +504,55 @@ def test_a_llama_tokenizer_writes_spaces_as_its_class_does(
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
     backend.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": kind, "bos_token": "<s>", "eos_token": "</s>", **settings}))
+    is_read_alike(
+        tmp_path, ["Lima", " Lima  or Rome", "<s>Lima</s>\nLima or</s> Rome", "</s>"], model,
+        bos_token="<s>", eos_token="</s>", **settings, **(
+            {"tokenizer_class": kind} if kind else {}))
+
+
+def is_read_alike(folder, texts, model, **settings):
+    """Asserts that a tokenizer gives the ids that it gives in transformers, also saved again."""
+    import transformers
+
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     if model:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    ours = Tokenizer.load(tmp_path)
-    ours.save(tmp_path / "kept")
-    for text in ("Lima", " Lima  or Rome", "<s>Lima</s>\nLima or</s> Rome", "</s>"):
-        expected = theirs.encode(text, add_special_tokens=False)
-        for one in (ours, Tokenizer.load(tmp_path / "kept")):
-            one._backend.encode_special_tokens = False
-            assert one._backend.encode(text, add_special_tokens=False).ids == expected
+        (folder / "config.json").write_text(json.dumps({"model_type": model}))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), Tokenizer.load(folder)
+    ours.save(folder / "kept")
+    for one in (ours, Tokenizer.load(folder / "kept")):
+        one._backend.encode_special_tokens = False
+        for text in texts:
+            assert one.encode([text])[0] == theirs.encode(text, add_special_tokens=False)
+
+
+def test_a_file_of_another_name_is_read_as_it_is(tmp_path, bart, bert):
+    """The files beside it are of the tokenizer.json there."""
+    bert.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    bart._backend.save(str(tmp_path / "bart.json"))
+    for text in WORDS:
+        assert Tokenizer.load(tmp_path / "bart.json").encode([text]) == bart.encode([text])
+        assert Tokenizer.load(tmp_path / "tokenizer.json").encode([text]) == bert.encode([text])
+    for inputs in ({}, {"model_input_names": ["input_ids"]}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(inputs))
+        assert Tokenizer.load(tmp_path / "bart.json").has_types == (not inputs)
+
+
+@pytest.mark.parametrize(("file", "content"), [
+    ("tokenizer_config.json", {"extra_special_tokens": [f"<{n}>" for n in range(6000)]}),
+    ("tokenizer_config.json", {f"a{n}_token": "<a>" for n in range(6000)}),
+    ("special_tokens_map.json", {"additional_special_tokens": [f"<{n}>" for n in range(6000)]}),
+    ("added_tokens.json", {f"<{n}>": n for n in range(6000)})])
+def test_settings_that_would_be_read_for_minutes_are_refused(tmp_path, bart, file, content):
+    """300,000 special tokens took transformers 430 seconds."""
+    bart.save(tmp_path)
+    settings = {"tokenizer_class": "BartTokenizer", "added_tokens_decoder": {
+        str(n): {"content": f"<d{n}>"} for n in range(5000)}}
+    for name, written in (("tokenizer_config.json", settings), (file, content)):
+        known = json.loads((tmp_path / name).read_text()) if (tmp_path / name).exists() else {}
+        (tmp_path / name).write_text(json.dumps({**known, **written}))
+    with pytest.raises(DataError, match="entries in tokenizer_config.json .* has at most 10000"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_folder_that_needs_sentencepiece_says_so(tmp_path, monkeypatch):

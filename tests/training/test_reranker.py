@@ -110,9 +110,14 @@ def test_token_types_are_an_input_if_the_settings_have_them(
     folder = shutil.copytree(cross_encoder, tmp_path / "saved")
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text()) if file.is_file() else {}
-    file.write_text(json.dumps({**settings, "model_input_names": inputs}))
+    file.write_text(json.dumps({**settings, **({"model_input_names": inputs} if inputs else {})}))
     mesh = parallel.make_mesh(MeshConfig(), jax.devices()[:1])
-    assert open_reranker(str(folder), "float32", mesh).form.second_type == second_type
+    opened = open_reranker(str(folder), "float32", mesh)
+    bare = train_bert_tokenizer(["Lima"], 300)
+    assert bare.pair_form is None
+    bare.has_types = opened.tokenizer.has_types
+    for each in (opened, dataclasses.replace(opened, tokenizer=bare)):
+        assert each.form.second_type == second_type
 
 
 @pytest.mark.parametrize("model_type, make, second_type, says_it", [
@@ -121,8 +126,10 @@ def test_token_types_are_an_input_if_the_settings_have_them(
     ("bert", train_bart_tokenizer, 0, True)])
 def test_pairs_are_those_of_their_tokenizers(model_type, make, second_type, says_it, tmp_path):
     """A question is kept up to half of the room, and its passage is cut. A BERT with the tokenizer
-    of XLM-R was given the pairs of BERT's."""
+    of XLM-R was given the pairs of BERT's; and what was saved had no token types in transformers.
+    """
     import tokenizers
+    import transformers
 
     tokenizer = make(["Lima is a town in Peru"] * 9, 300)
     config = BertConfig(model_type=model_type, type_vocab_size=2)
@@ -130,6 +137,8 @@ def test_pairs_are_those_of_their_tokenizers(model_type, make, second_type, says
     backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     backend.enable_truncation(20, strategy="only_second")
     opened = Reranker(config, {}, Tokenizer.load(tmp_path) if says_it else tokenizer, 20, None)
+    pair = transformers.AutoTokenizer.from_pretrained(tmp_path)("Lima?", "a town")
+    assert max(pair.get("token_type_ids", [0])) == second_type
     questions = ["Lima?", "is Lima a town", "Lima?"]
     texts = ["", "Lima is a town in Peru", "a town " * 30]
     rows, firsts = opened.pairs(questions, [Passage("", "", text) for text in texts])
