@@ -60,7 +60,7 @@ class Draws(NamedTuple):
     """How each of Q questions is sampled; its answer does not depend on the rest of the list."""
 
     keys: jax.Array  # [Q], as of `keys_of`
-    temperature: jax.Array | np.ndarray | None = None  # float32[Q]; None = that of the settings
+    temperature: jax.Array | np.ndarray  # float32[Q]
 
 
 def keys_of(seeds: int | np.ndarray, numbers: np.ndarray) -> jax.Array:
@@ -167,9 +167,11 @@ class Answerer:
         self.model, self.mesh, self.index = model, mesh, index
         self.settings, self.k = settings, settings.k
         self.batch_size = parallel.filled_up(settings.batch_size, mesh)
+        # The temperature comes with the keys, so that another one is not compiled anew.
+        compiled = dataclasses.replace(self.decoding, temperature=1.0)
         self._embed = jit_embed(model)
-        self._decode = jit_decode(model, self.decoding)
-        self._begin, self._go_on = jit_growing(model, self.decoding)
+        self._decode = jit_decode(model, compiled)
+        self._begin, self._go_on = jit_growing(model, compiled)
         self._log_likelihood = jit_log_likelihood(model)
         self._labels = dict(zip(self.decoding.labels, settings.labels, strict=True))
 
@@ -348,9 +350,10 @@ class Answerer:
         if not self.decoding.sample:
             return None, None
         places = np.resize(numbers, self.batch_size)
-        if draws is None:
-            return keys_of(self.settings.seed, places), None
-        return jax.tree.map(lambda each: each[places], tuple(draws))
+        if draws is not None:
+            return jax.tree.map(lambda each: each[places], tuple(draws))
+        temperature = np.full(self.batch_size, self.decoding.temperature, np.float32)
+        return keys_of(self.settings.seed, places), jax.device_put(temperature)
 
     def _grows(self, batch: Batch) -> bool:
         """Whether the answers of a batch can be seen while they are decoded."""

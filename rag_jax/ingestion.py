@@ -11,7 +11,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rag_jax import files, ingest_config, locks, overrides
@@ -20,11 +20,11 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.inputs import is_prepared
 from rag_jax.data.question_sources import load_examples
 from rag_jax.documents import workdir as record_files
-from rag_jax.documents.chunks import Chunking, Window, passage_id, passages_of
-from rag_jax.documents.document import Document, ReaderLost, Unreadable, UnreadableNow
+from rag_jax.documents.chunks import Chunking
+from rag_jax.documents.document import Unreadable, UnreadableNow
 from rag_jax.documents.folder import FolderEntry, content_of, files_of
 from rag_jax.documents.read import versions
-from rag_jax.documents.readers import Readers
+from rag_jax.documents.reading import Reading, passage_ids, with_text
 from rag_jax.documents.workdir import INDEX, TRAINED, FileRecords, Record
 from rag_jax.errors import UserError
 from rag_jax.retrieval.bm25 import Bm25Settings, build_bm25
@@ -227,7 +227,7 @@ class _Ingestion:
                   if self.earlier.divided_by == divided_by
                   and (index is not None or "reason" in file)}
         kept = {name: file for name, file in usable.items() if digests.get(name) == file["sha256"]}
-        gone = [name for name in _with_text(before) if name not in kept]
+        gone = [name for name in with_text(before) if name not in kept]
         same = index is not None and self.earlier.made_by == made_by
         if same and not gone and kept.keys() == digests.keys():
             self._write_config()
@@ -236,8 +236,8 @@ class _Ingestion:
                 record_files.write(self.path, record)
             return self._result(unreadable | kept, kept, 0)
         reading = Reading(
-            entries, unreadable | kept, self.chunking, self.source, _with_text(usable))
-        edits = same and not lexical and bool(_with_text(kept))
+            entries, unreadable | kept, self.chunking, self.source, with_text(usable))
+        edits = same and not lexical and bool(with_text(kept))
         embedded = self._make(reading, index, gone if edits else None)
         self.stay |= reading.stay
         kept |= {name: usable[name] for name in reading.stay}
@@ -275,7 +275,7 @@ class _Ingestion:
                 if isinstance(error, UnreadableNow):
                     for_now[one.name] = error
         found = {one.name for one in entries}
-        for name, file in (_with_text(self.earlier.files) if self.earlier else {}).items():
+        for name, file in (with_text(self.earlier.files) if self.earlier else {}).items():
             folders = list(map(str, pathlib.PurePosixPath(name).parents))[:-1]  # the last is "."
             hidden = next((each for each in (name, *folders) if each in for_now), None)
             if hidden is None:
@@ -311,7 +311,7 @@ class _Ingestion:
             return None
         return index
 
-    def _make(self, reading: "Reading", index: IndexFolder | None, gone: list[str] | None) -> int:
+    def _make(self, reading: Reading, index: IndexFolder | None, gone: list[str] | None) -> int:
         """Publishes an index of all files, or edits the current one.
 
         Args:
@@ -337,18 +337,18 @@ class _Ingestion:
                 passages = reading.passages(maker.window, None)
                 new = list(itertools.islice(passages, 1))
                 added = write(itertools.chain(new, passages)) if new else None
-                maker.edit(added, [passage_id for name in gone if name not in reading.stay
-                                   for passage_id in _ids(name, self.earlier.files[name])], out)
+                maker.edit(added, [each for name in gone if name not in reading.stay
+                                   for each in passage_ids(name, self.earlier.files[name])], out)
             remove_old(out)  # only now: embeddings were taken over from the version before
         return maker.embedded
 
     def _result(self, records: FileRecords, kept: FileRecords, embedded: int) -> Ingested:
-        texts, before = _with_text(records), self.earlier.files if self.earlier else {}
+        texts, before = with_text(records), self.earlier.files if self.earlier else {}
         return Ingested(
             workdir=self.path,
             files=len(texts),
             read=tuple(name for name in texts if name not in kept),
-            removed=tuple(sorted(_with_text(before).keys() - texts.keys())),
+            removed=tuple(sorted(with_text(before).keys() - texts.keys())),
             skipped={name: file["reason"] for name, file in sorted(records.items())
                      if "reason" in file},
             stay={name: reason for name, reason in sorted(self.stay.items()) if name in kept},
@@ -358,105 +358,6 @@ class _Ingestion:
             embedded=embedded,
             lexical=overrides.lexical(self.config),
             answers="generator" in self.config.model.sources)
-
-
-def _with_text(records: FileRecords) -> FileRecords:
-    """The records of the files that have been read."""
-    return {name: file for name, file in records.items() if "reason" not in file}
-
-
-def _ids(name: str, file: Mapping[str, Any]) -> list[str]:
-    """The ids of the passages of a file."""
-    return [passage_id(name, number) for number in range(1, file.get("passages", 0) + 1)]
-
-
-class Reading:
-    """Reads the passages of a folder's files, and what the record is to say of the files.
-
-    Attributes:
-      citations: of passages that `passages` has yielded, by id; whoever stores a passage takes its
-        citation out.
-      files: the records of the files, as far as `passages` has come.
-      stay: why files cannot be read now whose passages of before are kept instead, by name.
-    """
-
-    def __init__(self, entries: list[FolderEntry], kept: FileRecords, chunking: Chunking,
-                 folder: pathlib.Path, before: FileRecords):
-        """
-        Args:
-          entries: the files of a folder.
-          kept: the records of the files that are not to be read, by name.
-          chunking: how documents are divided.
-          folder: the folder, for errors.
-          before: the records of files whose passages of before can be kept.
-        """
-        self._entries, self._kept, self._chunking, self._folder = entries, kept, chunking, folder
-        self._before, self.stay = before, dict[str, str]()
-        self.citations: dict[str, Citation] = {}
-        self.files: dict[str, dict[str, Any]] = {}
-        self._digests: dict[str, str] = {}
-        self._lost: dict[str, Unreadable] = {}  # files that could be opened before, and now cannot
-
-    def passages(self, window: Window | None, index: IndexFolder | None) -> Iterator[Passage]:
-        """The passages of all files, in the order of the files' names.
-
-        Args:
-          window: of the encoder.
-          index: holds the passages of the files that are kept; None leaves these passages out.
-
-        Raises:
-          UserError: none of the files has any.
-        """
-        with Readers() as readers:
-            answers = readers.read_each(self._contents())
-            for one in self._entries:
-                pairs = (self._stored(one.name, self._kept[one.name], index)
-                         if one.name in self._kept
-                         else self._divided(one.name, next(answers), window, index))
-                for passage, citation in pairs:
-                    self.citations[passage.id] = citation
-                    yield passage
-        if not _with_text(self.files):
-            some = "; ".join(f"{name}: {file['reason']}"
-                             for name, file in list(self.files.items())[:3])
-            kept = ("; the index is as it was, with the passages of before: put documents into the "
-                    "folder, or remove the workdir if they are to be found no more")
-            raise UserError(f"{self._folder}: none of its {len(self._entries)} files has a text "
-                            f"that can be read{f' ({some})' if some else ''}"
-                            f"{kept if index else ''}")
-
-    def _contents(self) -> Iterator[tuple[str, bytes]]:
-        """Name and content of the files to read; b"" of a file that cannot be opened any more."""
-        for one in self._entries:
-            if one.name not in self._kept:
-                try:
-                    content, self._digests[one.name] = content_of(one)
-                except Unreadable as error:  # changed meanwhile; without a digest, it is read again
-                    content, self._digests[one.name] = b"", ""
-                    self._lost[one.name] = error
-                yield one.name, content
-
-    def _stored(self, name: str, file: Mapping[str, Any], index: IndexFolder | None
-                ) -> Iterator[tuple[Passage, Citation]]:
-        self.files[name] = file
-        for known in _ids(name, file) if index else ():
-            row = index.passages.row_of(known)
-            yield index.passages[row], index.passages.source(row)
-
-    def _divided(self, name: str, answer: Document | Unreadable, window: Window | None,
-                 index: IndexFolder | None) -> Iterable[tuple[Passage, Citation]]:
-        digest, answer = self._digests.pop(name), self._lost.pop(name, answer)
-        if isinstance(answer, UnreadableNow) and name in self._before:
-            self.stay[name] = str(answer)
-            return self._stored(name, self._before[name], index)
-        if isinstance(answer, Unreadable):
-            tried_again = isinstance(answer, ReaderLost)  # by every call
-            self.files[name] = {"sha256": "" if tried_again else digest, "reason": str(answer)}
-            return []
-        pairs = passages_of(name, answer, self._chunking, window)
-        self.files[name] = {"sha256": digest, "passages": len(pairs),
-                            "remarks": list(answer.remarks)}
-        return pairs
 
 
 class _Words:

@@ -104,6 +104,16 @@ def test_a_sample_that_is_no_answer_keeps_no_other_from_being_returned(monkeypat
             a.token_ids for a in (others, *others.alternatives)]
 
 
+def test_another_temperature_is_not_compiled_anew(monkeypatch):
+    made, jit_decode = [], answering.jit_decode
+    monkeypatch.setattr(answering, "jit_decode", lambda model, settings: made.append(
+        jit_decode(model, settings)) or made[-1])
+    cold, hot = (answers(monkeypatch, sample=True, temperature=t) for t in (1e-4, 50.0))
+    assert made[0] is made[1] and made[0]._cache_size() == 1
+    greedy = [a.token_ids for a in answers(monkeypatch)]
+    assert [a.token_ids for a in cold] == greedy != [a.token_ids for a in hot]
+
+
 @pytest.mark.parametrize("seeds", [7, np.array([7, 8], np.uint32)])
 def test_samples_are_drawn_alike_whatever_generator_is_jaxs_default(seeds):
     """By rbg under vmap, a question's sample was drawn with the key of the batch's first."""
