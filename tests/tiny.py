@@ -50,6 +50,32 @@ def t5_tokenizer(texts=()):
     return backend
 
 
+def llama_tokenizer(spaces, merges=("\u2581L", "im"), unigram=False):
+    """A `tokenizers.Tokenizer` of Llama 2's form, of letters and merges of two.
+
+    spaces: how one comes before a text: "prepended" to it, or by a scheme of Metaspace; "bytes" as
+      in Llama 3's.
+    """
+    import tokenizers
+    from tokenizers import models, normalizers, pre_tokenizers
+
+    letters = [chr(i) for i in range(33, 127)]
+    names = ["<unk>", "\u2581", "\u0120", *letters, "\n", *merges]
+    backend = tokenizers.Tokenizer(
+        models.Unigram([(name, -1.0) for name in names], unk_id=0) if unigram else
+        models.BPE({name: i for i, name in enumerate(names)}, [tuple(pair) for pair in merges],
+                   unk_token="<unk>"))
+    if spaces == "prepended":
+        backend.normalizer = normalizers.Sequence([
+            normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        backend.pre_tokenizer = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False) if spaces == "bytes" else
+            pre_tokenizers.Metaspace(prepend_scheme=spaces, split=False))
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return backend
+
+
 def html_tokenizer():
     """A `tokenizers.Tokenizer` of Gemma's form: <bos>, <eos>, letters, and tags of HTML."""
     import tokenizers

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+import tiny
 import tokenizers
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, models, normalizers, processors
 
 from rag_jax.config import Config, ConfigError
 from rag_jax.data import tokenizer_file
@@ -135,16 +136,8 @@ def test_the_tokens_of_a_prompt_are_those_of_its_whole_text(form, chat, scheme):
     """Llama 2's, TinyLlama's and Mistral's tokenizers put a space before a text: before each part,
     the model read "▁" before "\\n" and two before a passage, and "▁Lima" was scored where its
     answers begin with "L"."""
-    pieces = ["▁", *(chr(i) for i in range(33, 127)), "\n", "▁L", "im", "▁P", "er", "▁A", "Qu"]
-    backend = tokenizers.Tokenizer(models.BPE(
-        vocab={t: i for i, t in enumerate(["<unk>", *pieces])}, unk_token="<unk>",
-        merges=[("▁", "L"), ("i", "m"), ("▁", "P"), ("e", "r"), ("▁", "A"), ("Q", "u")]))
-    if scheme == "prepended":
-        backend.normalizer = normalizers.Sequence([
-            normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    else:
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    backend.add_special_tokens(["<s>", "</s>", *MARKS[:2]])
+    backend = tiny.llama_tokenizer(scheme, ["▁L", "im", "▁P", "er", "▁A", "Qu"])
+    backend.add_special_tokens(list(MARKS[:2]))
     tokenizer = Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>",
                                     **({"chat_template": chat} if chat else {})})
     layout = generator_format(replace(Config(), {"data.source_format": form}), tokenizer)

@@ -13,8 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny
-import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
 
 from rag_jax.config import BertConfig
 from rag_jax.countries import prose
@@ -484,25 +482,13 @@ def test_a_tokenizer_is_read_by_the_class_that_transformers_takes(
     ("prepended", "LlamaTokenizer", {}, "llama"), ("always", "LlamaTokenizerFast", {}, None),
     ("always", "LlamaTokenizer", {"legacy": True}, "llama"), ("prepended", "", {}, "llama"),
     ("prepended", "LlamaTokenizer", {"add_prefix_space": False}, None),
-    ("prepended", "LlamaTokenizer", {}, "mistral"), ("byte-level", "LlamaTokenizer", {}, "llama"),
+    ("prepended", "LlamaTokenizer", {}, "mistral"), ("bytes", "LlamaTokenizer", {}, "llama"),
     ("prepended", "CodeLlamaTokenizer", {}, "llama"), ("always", "XLMRobertaTokenizer", {}, None)])
 def test_a_llama_tokenizer_writes_spaces_as_its_class_does(
         tmp_path, kind, written, settings, model):
     """In a chat, TinyLlama's read a space after every marker; but byte-level tokenizers, such as
     Llama 3's, and Mistral's are those of their file in any class."""
-    pieces = ["▁", "Ġ", *(chr(i) for i in range(33, 127)), "\n", "▁L", "ĠL", "im"]
-    vocabulary = {t: i for i, t in enumerate(["<unk>", "<s>", "</s>", *pieces])}
-    backend = tokenizers.Tokenizer(
-        models.Unigram([(t, -1.0) for t in vocabulary], unk_id=0) if "XLM" in kind else
-        models.BPE(vocabulary, [("▁", "L"), ("Ġ", "L"), ("i", "m")], unk_token="<unk>"))
-    if written == "prepended":
-        backend.normalizer = normalizers.Sequence([
-            normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    elif written == "always":
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
-    else:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend = tiny.llama_tokenizer(written, ["▁L", "ĠL", "im"], unigram="XLM" in kind)
     backend.save(str(tmp_path / "tokenizer.json"))
     is_read_alike(
         tmp_path, ["Lima", " Lima  or Rome", "<s>Lima</s>\nLima or</s> Rome", "</s>"], model,
