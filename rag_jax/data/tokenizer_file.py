@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rag_jax.errors import DataError
@@ -45,15 +45,35 @@ def read(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
     Raises:
       DataError: there is no tokenizer, it is damaged, or `check` refuses it.
     """
-    path = pathlib.Path(source)
-    file = path / TOKENIZER if path.is_dir() else path
+    file = pathlib.Path(source)
     if not file.is_file():
-        return _by_transformers(source)
-    backend, folder = _from_file(file), file.parent
+        file = (file if file.is_dir() else _downloaded(source)) / TOKENIZER
+    folder = file.parent
+    _check_settings(folder)
+    if not file.is_file():
+        return _by_transformers(folder, source)
+    backend = _from_file(file)
     if file.name == TOKENIZER and _names_class(folder):
-        return _by_transformers(folder)
+        try:
+            return _by_transformers(folder, source)
+        except DataError as error:
+            raise DataError(f"{file}: not as the class that transformers takes for it: {error}; "
+                            f'with "tokenizer_class": "TokenizersBackend" in {SETTINGS} it would '
+                            "be read as it is") from None
     inputs = _settings(folder).get("model_input_names")
     return backend, settings(folder), not isinstance(inputs, list) or TYPES in inputs
+
+
+def _downloaded(name: str | pathlib.Path) -> pathlib.Path:
+    """The folder with the tokenizer of a Hugging Face name."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        return pathlib.Path(huggingface_hub.snapshot_download(
+            str(name), allow_patterns=[*FILES, "config.json"]))
+    except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
+        raise _none(name, str(error)) from None
 
 
 def _from_file(file: pathlib.Path) -> Any:
@@ -78,32 +98,28 @@ def _names_class(folder: pathlib.Path) -> bool:
                 model.get("model_type")))
 
 
-def _by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
-    """What transformers makes of a Hugging Face name, or of a folder."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing
-    import transformers
-
-    folder, how = pathlib.Path(source), {}
+def _by_transformers(folder: pathlib.Path, source: str | pathlib.Path
+                     ) -> tuple[Any, dict[str, str], bool]:
+    """What transformers makes of a folder, which messages call `source`."""
     files = [name for name in VOCABULARIES if (folder / name).is_file()]
-    if not _names_class(folder):
-        kind = next((kind for name, kind in MODEL_TYPES.items() if name in files), None)
-        how = {"config": transformers.AutoConfig.for_model(kind)} if kind else {}
-    _check_settings(folder)
+    if not files:
+        raise _none(source, f"there is none of {', '.join(VOCABULARIES)}")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing
+    # While one thread imports it, `import` would give others a module without its classes.
+    transformers = importlib.import_module("transformers")
     try:
         loaded = transformers.AutoTokenizer.from_pretrained(
-            str(source), trust_remote_code=False, mistral_format=False, **how)
+            str(folder), config=_config(folder, files), trust_remote_code=False,
+            mistral_format=False)
         backend = loaded.backend_tokenizer
     except BaseException as error:  # the library's many readers raise errors of any kind
         if not _is_of_library(error):
             raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error) or type(error).__name__
         pieces = [name for name in files if name.endswith(".model")]
         if pieces and importlib.util.find_spec("sentencepiece") is None:
             reason = f"pip install sentencepiece, which reads its {' and '.join(pieces)}"
-        raise DataError(
-            f"no tokenizer at {str(source)!r}: expected a tokenizer.json, a folder with one, or a "
-            f"Hugging Face name that is cached or can be downloaded ({reason})"
-        ) from None
+        raise _none(source, reason) from None
     check(backend, source)
     config = {name: getattr(loaded, name, None) for name in KEPT}
     if isinstance(config["chat_template"], dict):  # several, by their names
@@ -111,9 +127,30 @@ def _by_transformers(source: str | pathlib.Path) -> tuple[Any, dict[str, str], b
     return backend, _kept(config), TYPES in loaded.model_input_names
 
 
+def _config(folder: pathlib.Path, files: Sequence[str]) -> Any:
+    """What decides the class of a tokenizer, as transformers' configuration of its model: the type
+    of the model and the class that it names. Other fields would be checked, and decide nothing."""
+    transformers = importlib.import_module("transformers")
+    model = _json(folder / "config.json")
+    kind, named = model.get("model_type"), model.get("tokenizer_class")
+    if not _names_class(folder):
+        kind = next((kind for name, kind in MODEL_TYPES.items() if name in files), None)
+    if isinstance(kind, str) and kind in transformers.CONFIG_MAPPING:
+        return transformers.AutoConfig.for_model(kind, tokenizer_class=named)
+    return transformers.PreTrainedConfig(tokenizer_class=named)
+
+
+def _none(source: str | pathlib.Path, reason: str) -> DataError:
+    return DataError(
+        f"no tokenizer at {str(source)!r}: expected a tokenizer.json, a folder with one, or a "
+        f"Hugging Face name that is cached or can be downloaded ({' '.join(reason.split())[:300]})")
+
+
 def _check_settings(folder: pathlib.Path) -> None:
-    """Raises DataError for settings that transformers would read for minutes: it compares each
-    special token with all others."""
+    """Raises DataError for settings that transformers would read for minutes, as it compares each
+    special token with all others, or that nothing reads again."""
+    if (folder / TEMPLATE).is_file():
+        _text(folder / TEMPLATE)
     contents = [_json(folder / name) for name in (SETTINGS, *MORE)]
     count = sum(len(content) + sum(len(value) for value in content.values()
                                    if isinstance(value, (list, dict))) for content in contents)
@@ -186,11 +223,16 @@ def check(backend: Any, source: str | pathlib.Path) -> None:
                 raise DataError(f"{source}: its {name} replaces by too much: more than "
                                 f"{GROWTH_LIMIT} replacements, or longer than {CONTENT_LIMIT}")
     try:
-        count, largest = backend.get_vocab_size(), max(backend.get_vocab().values(), default=0)
+        vocabulary, added = backend.get_vocab(), backend.get_added_tokens_decoder()
+        count, largest = backend.get_vocab_size(), max(vocabulary.values(), default=0)
         ids = backend.encode_batch([PROBE], add_special_tokens=False)[0].ids
         backend.decode(ids)
     except BaseException as error:
         raise _translated(error, source) from None
+    if all(i in added and added[i].special or not token.strip("▁")
+           for token, i in vocabulary.items()):
+        raise DataError(f"{source}: its tokens are special ones alone: the vocabulary is missing, "
+                        "or in another form than that of its class")
     if largest > 2 * count + 1000:
         raise DataError(f"{source}: {count} tokens with ids up to {largest}; a model's table would "
                         "have a row for each id: number them from 0 on")

@@ -379,6 +379,72 @@ def test_a_missing_tokenizer_is_named(tmp_path):
         Tokenizer.load(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("model", ["bert", "bart", "t5", "qwen2"])
+def test_no_class_makes_up_a_vocabulary(tmp_path, model):
+    """transformers' classes have one of special tokens alone: every text became no token, a
+    training went to its end, and reported scores."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
+    with pytest.raises(DataError, match="no tokenizer at .*there is none of tokenizer.json, vocab"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / ("vocab.json" if model == "bert" else "vocab.txt")).write_text("{}")
+    with pytest.raises(DataError, match="its tokens are special ones alone"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("field", [
+    {"initializer_range": 1}, {"use_cache": None}, {"vocab_size": 400.0},
+    {"tokenizer_class": ["BertTokenizer"]}, {"model_type": ["bert"]}, {"model_type": "unknown"}])
+def test_what_a_configuration_says_else_does_not_matter(tmp_path, bert, field):
+    """transformers checks every field of it, and an integer is no float."""
+    bert.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **field}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({
+        "tokenizer_class": "BertTokenizer"}))
+    assert Tokenizer.load(tmp_path).encode(WORDS) == bert.encode(WORDS)
+
+
+def test_a_class_that_does_not_fit_the_file_is_named_with_the_remedy(tmp_path, bart):
+    bart.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(DataError, match='not as the class .*UNK.* "TokenizersBackend" in tok'):
+        Tokenizer.load(tmp_path)
+    for file in ("tokenizer_config.json", "config.json"):
+        before = (tmp_path / file).read_text() if (tmp_path / file).exists() else "{}"
+        (tmp_path / file).write_text(json.dumps({
+            **json.loads(before), "tokenizer_class": "TokenizersBackend"}))
+        assert Tokenizer.load(tmp_path).encode(WORDS) == bart.encode(WORDS)
+        (tmp_path / file).write_text(before)
+
+
+def test_threads_load_the_first_tokenizers_at_once(tmp_path, bart, bert):
+    """While one thread imported transformers, the others' module had no classes."""
+    for name, tokenizer in (("bart", bart), ("bert", bert)):
+        tokenizer.save(tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": name}))
+    code = ("import sys, threading; from rag_jax.data.text import Tokenizer\n"
+            "other = threading.Thread(target=Tokenizer.load, args=sys.argv[1:2]); other.start()\n"
+            "while other.is_alive() and 'transformers' not in sys.modules: pass\n"
+            "print(Tokenizer.load(sys.argv[2]).vocab_size); other.join()")
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "bart", tmp_path / "bert"],
+                          capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{bert.vocab_size}\n", "")
+
+
+def test_a_name_is_read_as_its_folder_in_the_cache(tmp_path, bert, monkeypatch):
+    """With the limits that hold for folders."""
+    bert.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    asked = []
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns: (
+        asked.append((name, {*allow_patterns} >= {"config.json", "tokenizer.json", "vocab.txt"}))
+        or str(tmp_path)))
+    assert Tokenizer.load("owner/name").encode(WORDS) == bert.encode(WORDS)
+    (tmp_path / "chat_template.jinja").write_text("a" * 4_000_001)
+    with pytest.raises(DataError, match="chat_template.jinja: more than 4000000 bytes"):
+        Tokenizer.load("owner/name")
+    assert asked == [("owner/name", True)] * 2
+
+
 def test_names_of_special_tokens_in_a_text_are_letters(bart, bert):
     """A document with [SEP] in it would end itself."""
     for tokenizer, name in ((bart, "</s>"), (bert, "[SEP]")):
