@@ -109,7 +109,7 @@ def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[st
     config, record = overrides.for_run(config, run), workdirs.read(path)
     trained = overrides.for_run(record, run)
     workdirs.check_trained_with(config, trained, path)
-    workdirs.check_weight(config, record.retrieval.bm25_weight, path)
+    workdirs.check_weight(config, trained, path)
     return run, workdirs.check_classes(config, record.classes, path), trained
 
 

@@ -187,17 +187,21 @@ def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) 
     return config
 
 
-def check_weight(config: Config, began: float, path: pathlib.Path) -> None:
-    """Raises ConfigError for another weight of words where a run has learned its own.
+def check_weight(config: Config, trained: Config, path: pathlib.Path) -> None:
+    """Raises ConfigError for another weight of words, or another way of joining their scores, where
+    a run has learned its own.
 
-    began: the weight that training began with.
+    trained: the configuration of its training.
     """
-    weight = config.retrieval.bm25_weight
-    if config.train.bm25_weight_rate is not None and weight != began:
-        raise ConfigError(f"config.retrieval.bm25_weight={weight:g}: {path} has learned its "
-                          f"weight, from {began:g} on; leave it as it is, and use "
-                          f"--choose-weight={weight:g} of evaluate, Rag.choose_weight in Python, "
-                          "for a fixed one")
+    if trained.train.bm25_weight_rate is None:
+        return
+    for name in overrides.differences(trained, config):
+        if name in ("retrieval.retriever", "retrieval.fusion", "retrieval.bm25_weight",
+                    "train.bm25_weight_rate"):
+            raise ConfigError(f"config.{name}={overrides.shown(value(config, name))}: "
+                              f"{path} has learned its weight of words; leave it at "
+                              f"{overrides.shown(value(trained, name))}, and use --choose-weight "
+                              "of evaluate, Rag.choose_weight in Python, for a fixed weight")
 
 
 def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> None:

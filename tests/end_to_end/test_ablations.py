@@ -83,8 +83,14 @@ def test_a_run_trains_and_answers_with_embeddings_and_words(trained, tmp_path):
     assert again.ask("Who is the President of Peru?")[0].prior == pytest.approx(
         answer.prior, rel=1e-4)
     assert again.config.train.bm25_weight_rate is None
-    with pytest.raises(ConfigError, match="has learned its weight, from 0.3 on; leave it"):
-        rag_jax.load(tmp_path, config={"retrieval.bm25_weight": 0.5})
+    none = {"train.bm25_weight_rate": None}
+    for fields, message in (
+            ({"retrieval.bm25_weight": 0.5}, "bm25_weight=0.5: .* weight of .* leave it at 0.3"),
+            ({"retrieval.retriever": "dpr", **none}, "retriever=dpr: .* leave it at hybrid"),
+            ({"retrieval.fusion": "reciprocal_rank", **none}, "fusion=rec.* leave it at convex"),
+            (none, "bm25_weight_rate=none: .* has learned its .* leave it at 100")):
+        with pytest.raises(ConfigError, match=f"config.[a-z]+.{message}"):
+            rag_jax.load(tmp_path, config=fields)
     done = convert(tmp_path, tmp_path / "out")
     assert f"set config.retrieval.bm25_weight={metrics['hybrid_weight']:.4g}" in done.stdout
     said = finish("evaluate", tmp_path, "--choose-weight=0,0.3,1")
