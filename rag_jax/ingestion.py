@@ -17,6 +17,7 @@ from typing import Any
 from rag_jax import files, ingest_config, locks, overrides
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
+from rag_jax.data import tokenizer_file
 from rag_jax.data.inputs import is_prepared
 from rag_jax.data.question_sources import load_examples
 from rag_jax.documents import workdir as record_files
@@ -215,12 +216,13 @@ class _Ingestion:
     def run(self) -> Ingested:
         """Reads the files that have changed, and publishes the index and the record of it."""
         lexical = overrides.lexical(self.config)
-        made_by = {"towers": stamps(self.config), "config": _settings(self.config)}
+        made_by = {"towers": stamps(self.config), "config": _settings(self.config),
+                   "tokenizers": tokenizer_file.versions() if self.config.model.sources else {}}
         divided_by = {"chunking": dataclasses.asdict(self.chunking), "readers": versions(),
                       "window": None if lexical else [
                           made_by["towers"]["query_encoder"], self.config.data.max_passage_length,
                           made_by["towers"].get("retriever_tokenizer", ""),
-                          made_by["config"]["model"]["retriever"]]}
+                          made_by["tokenizers"], made_by["config"]["model"]["retriever"]]}
         entries, digests, unreadable = self._looked_at()
         index, before = self._index(), self.earlier.files if self.earlier else {}
         usable = {name: file for name, file in before.items()

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -16,6 +17,8 @@ import rag_jax
 from rag_jax import config_files, conversion, hosts, ingest_config, ingestion, overrides
 from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
+from rag_jax.data import tokenizer_file
+from rag_jax.data.prepared import has_tokens_of
 from rag_jax.data.question_files import Example
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.documents import workdir as record_files
@@ -881,6 +884,28 @@ def test_weights_that_have_changed_embed_again(folder, tmp_path, towers):
     again = rag_jax.ingest(folder, tmp_path / "run")
     assert again.embedded == again.passages
     rag_jax.load(tmp_path / "run").retrieve("Oslo?")
+
+
+def test_another_way_of_reading_tokenizers_reads_again(folder, tmp_path, towers, monkeypatch):
+    """Passages of before stayed in the tokens of before, and questions came in others."""
+    rag_jax.ingest(folder, tmp_path / "words")
+    assert not record_files.read(tmp_path / "words").made_by["tokenizers"], "words have none"
+    first = rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers})
+    monkeypatch.setattr(tokenizer_file, "WAY", "another")
+    again = rag_jax.ingest(folder, tmp_path / "run")
+    assert (again.read, again.embedded) == (first.read, 0), "their tokens are the same"
+    assert rag_jax.ingest(folder, tmp_path / "run").read == ()
+
+
+def test_tokens_of_any_passage_are_found_to_be_others(folder, tmp_path, towers):
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers})
+    rag = rag_jax.load(tmp_path / "run")
+    store, layout = rag.index.passages, rag.job.prepared.format
+    assert has_tokens_of(store, layout)
+    for text in (store[0].text, store[len(store) - 1].text):
+        other = SimpleNamespace(passages=lambda titles, texts, text=text: [
+            [*layout.passages(titles, texts)[0], *([9] * (texts == [text]))]])
+        assert not has_tokens_of(store, other)
 
 
 def test_until_training_has_a_checkpoint_the_models_answer_as_they_are(folder, tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import parallel
-from rag_jax.answering import jit_decode, jit_log_likelihood, keys_of
+from rag_jax.answering import Draws, jit_decode, jit_log_likelihood, keys_of
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import assemble, input_shape
 from rag_jax.data.prepared import Prepared, generator_format
@@ -201,7 +201,7 @@ def _train(job: Job, run: str, tables: DeviceTables | None, source_tokens: int) 
 
 def _answering(job: Job, run: str, kinds: Sequence[str]) -> Iterator[Program]:
     """The programs that answer as `config.eval` describes: likelihoods and decoding."""
-    config, model, keys = job.config, answering_model(job), None
+    config, model, draws = job.config, answering_model(job), ()
     generator, size = model.generator, parallel.filled_up(config.eval.batch_size, job.mesh)
     params = step.abstract_params(model, model.towers, job.mesh)
     kept = _converted(params["generator"], lambda tower: in_dtype(tower, generator.param_dtype))
@@ -213,8 +213,9 @@ def _answering(job: Job, run: str, kinds: Sequence[str]) -> Iterator[Program]:
     if "decode" in kinds:
         decoding = decoding_settings(config, job.prepared.generator_tokenizer)
         if decoding.sample:
-            keys = jax.eval_shape(lambda: keys_of(0, np.arange(size)))
-        yield Program(f"decode {run}", jit_decode(model, decoding), (params, batch, keys),
+            draws = jax.eval_shape(lambda: Draws(keys_of(0, np.arange(size)),
+                                                 np.ones(size, np.float32)))
+        yield Program(f"decode {run}", jit_decode(model, decoding), (params, batch, *draws),
                       unrounded)
 
 

@@ -130,9 +130,10 @@ def _open_store(path: pathlib.Path, format: GeneratorFormat) -> PassageStore:
 
 
 def has_tokens_of(store: PassageStore, format: GeneratorFormat) -> bool:
-    """Whether the first passage of a store has the tokens that the format gives it."""
-    passage, kept = store[0], store.tokens(PASSAGE_TABLE).row(0)
-    return list(kept) == format.passages([passage.title], [passage.text])[0]
+    """Whether passages of a store have the tokens that the format gives them: the first, the last,
+    which an edit may have added, and one between."""
+    return all(list(store.tokens(PASSAGE_TABLE).row(row)) == format.passages(
+        [store[row].title], [store[row].text])[0] for row in {0, len(store) // 2, len(store) - 1})
 
 
 @functools.cache

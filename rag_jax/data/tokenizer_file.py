@@ -1,7 +1,9 @@
 """Opens tokenizers that others made; refuses damaged ones and those that might never end."""
 
+import importlib.metadata
 import importlib.util
 import json
+import logging
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +11,7 @@ from typing import Any
 
 from rag_jax.errors import DataError
 
+_log = logging.getLogger(__name__)
 SIZE_LIMIT = 48_000_000  # bytes; bart-large's has 3.5 MB, multilingual ones have 17, Gemma 3's 33
 SETTINGS_LIMIT = 4_000_000  # Llama 3's have 50 KB, Gemma 3's 1.2 MB
 ENTRIES_LIMIT = 10_000  # of all settings; Gemma 3's have 6,500
@@ -16,6 +19,7 @@ TOKENIZER = "tokenizer.json"
 VOCABULARIES = (TOKENIZER, "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
                 "spiece.model", "tokenizer.model")  # any of them makes a tokenizer
 SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+TEMPLATES, OTHERS = "additional_chat_templates", "fast_tokenizer_files"  # never needed
 MORE = ("special_tokens_map.json", "added_tokens.json")
 BESIDE = (SETTINGS, TEMPLATE, *MORE)  # a tokenizer.json
 FILES = (*VOCABULARIES, *BESIDE, "merges.txt")  # all that a tokenizer may be made of
@@ -27,6 +31,11 @@ KEPT = (*SPECIALS, "chat_template")
 # its vocabulary.
 MODEL_TYPES = {"spiece.model": "t5", "sentencepiece.bpe.model": "xlm-roberta",
                "vocab.txt": "bert", "vocab.json": "bart"}
+WAY = "1"  # of reading; another one where `read` gives other tokens
+# Parts of a tokenizer.json, and their fields, which a class of transformers may write otherwise:
+# where spaces come, case and accents.
+FREE = ("Sequence", "Metaspace", "Prepend", "Replace", "add_prefix_space", "trim_offsets",
+        "lowercase", "strip_accents", "handle_chinese_chars", "clean_text")
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -39,8 +48,10 @@ def read(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
     """The `tokenizers.Tokenizer` of a tokenizer.json, a folder or a Hugging Face name; the settings
     KEPT; and whether the two texts of a pair have token types of their own.
 
-    As transformers reads it: by a class of its own, which may change what a tokenizer.json says,
-    where the files beside name one or the type of a model; else as the file says.
+    Where the files beside a tokenizer.json name a class of transformers, or the type of a model, it
+    is read by that class, which may put spaces, and change case and accents, otherwise than the
+    file says. Unlike in transformers, the file is taken as it is where the class cannot read it, or
+    would change anything else: SmolLM2's would no longer part the digits.
 
     Raises:
       DataError: there is no tokenizer, it is damaged, or `check` refuses it.
@@ -55,13 +66,19 @@ def read(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
     backend = _from_file(file)
     if file.name == TOKENIZER and _names_class(folder):
         try:
-            return _by_transformers(folder, source)
+            taken = _by_transformers(folder, source)
+            if _is_alike(backend, taken[0]):
+                return taken
         except DataError as error:
-            raise DataError(f"{file}: not as the class that transformers takes for it: {error}; "
-                            f'with "tokenizer_class": "TokenizersBackend" in {SETTINGS} it would '
-                            "be read as it is") from None
+            _log.warning("%s: is read as it is; by the class of transformers: %s", file, error)
     inputs = _settings(folder).get("model_input_names")
     return backend, settings(folder), not isinstance(inputs, list) or TYPES in inputs
+
+
+def versions() -> dict[str, str]:
+    """On what it depends, besides the files, as which tokens a text is read."""
+    return {"rag_jax": WAY, **{name: importlib.metadata.version(name)
+                               for name in ("transformers", "tokenizers")}}
 
 
 def _downloaded(name: str | pathlib.Path) -> pathlib.Path:
@@ -91,6 +108,21 @@ def _from_file(file: pathlib.Path) -> Any:
     return backend
 
 
+def _is_alike(backend: Any, other: Any) -> bool:
+    """Whether another tokenizer does with a text what one does, but for FREE and for its tokens."""
+    return _steps(backend) == _steps(other) and all(
+        getattr(other.model, name, False) for name in ("ignore_merges", "byte_fallback")
+        if getattr(backend.model, name, False))
+
+
+def _steps(backend: Any) -> list[str]:
+    """What a tokenizer does with a text, in order, but for FREE."""
+    parts = [part.__getstate__() for part in (backend.normalizer, backend.pre_tokenizer) if part]
+    return [type(backend.model).__name__, *(
+        json.dumps({name: each for name, each in value.items() if name not in FREE}, sort_keys=True)
+        for part in parts for kind, value in _parts(json.loads(part)) if kind not in FREE)]
+
+
 def _names_class(folder: pathlib.Path) -> bool:
     """Whether the files of a folder say which class of transformers reads its tokenizer."""
     model = _json(folder / "config.json")
@@ -104,6 +136,8 @@ def _by_transformers(folder: pathlib.Path, source: str | pathlib.Path
     files = [name for name in VOCABULARIES if (folder / name).is_file()]
     if not files:
         raise _none(source, f"there is none of {', '.join(VOCABULARIES)}")
+    if OTHERS in _settings(folder):
+        raise _none(source, f"its {SETTINGS} names others, as {OTHERS}")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing
     # While one thread imports it, `import` would give others a module without its classes.
     transformers = importlib.import_module("transformers")
@@ -129,13 +163,13 @@ def _by_transformers(folder: pathlib.Path, source: str | pathlib.Path
 
 def _config(folder: pathlib.Path, files: Sequence[str]) -> Any:
     """What decides the class of a tokenizer, as transformers' configuration of its model: the type
-    of the model and the class that it names. Other fields would be checked, and decide nothing."""
+    of the model and the class that it names. All its fields would be checked, too."""
     transformers = importlib.import_module("transformers")
     model = _json(folder / "config.json")
     kind, named = model.get("model_type"), model.get("tokenizer_class")
     if not _names_class(folder):
         kind = next((kind for name, kind in MODEL_TYPES.items() if name in files), None)
-    if isinstance(kind, str) and kind in transformers.CONFIG_MAPPING:
+    if kind in transformers.CONFIG_MAPPING:
         return transformers.AutoConfig.for_model(kind, tokenizer_class=named)
     return transformers.PreTrainedConfig(tokenizer_class=named)
 
@@ -148,9 +182,12 @@ def _none(source: str | pathlib.Path, reason: str) -> DataError:
 
 def _check_settings(folder: pathlib.Path) -> None:
     """Raises DataError for settings that transformers would read for minutes, as it compares each
-    special token with all others, or that nothing reads again."""
-    if (folder / TEMPLATE).is_file():
-        _text(folder / TEMPLATE)
+    special token with all others, or that do not fit into memory."""
+    templates = [folder / TEMPLATE, *(folder / TEMPLATES).glob("*.jinja")]
+    size = sum(file.stat().st_size for file in templates if file.is_file())
+    if size > SETTINGS_LIMIT:
+        raise DataError(f"{folder}: {size} bytes of chat templates ({TEMPLATE}, {TEMPLATES}); they "
+                        f"have at most {SETTINGS_LIMIT}")
     contents = [_json(folder / name) for name in (SETTINGS, *MORE)]
     count = sum(len(content) + sum(len(value) for value in content.values()
                                    if isinstance(value, (list, dict))) for content in contents)
@@ -229,10 +266,9 @@ def check(backend: Any, source: str | pathlib.Path) -> None:
         backend.decode(ids)
     except BaseException as error:
         raise _translated(error, source) from None
-    if all(i in added and added[i].special or not token.strip("▁")
-           for token, i in vocabulary.items()):
-        raise DataError(f"{source}: its tokens are special ones alone: the vocabulary is missing, "
-                        "or in another form than that of its class")
+    if all(i in added or not token.strip("▁") for token, i in vocabulary.items()):
+        raise DataError(f"{source}: its tokens are added ones alone: the vocabulary is missing, or "
+                        "in another form than that of its class")
     if largest > 2 * count + 1000:
         raise DataError(f"{source}: {count} tokens with ids up to {largest}; a model's table would "
                         "have a row for each id: number them from 0 on")

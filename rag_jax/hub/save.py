@@ -216,7 +216,8 @@ def save_tokenizer(directory: pathlib.Path, tokenizer: Tokenizer, max_length: in
     end, pad, mask = map(
         backend.id_to_token, (tokenizer.end, tokenizer.pad, tokenizer.mask))
     start = None if tokenizer.start is None else backend.id_to_token(tokenizer.start)
-    if backend.post_processor is None and not prompts:
+    plain = backend.encode("a", add_special_tokens=False).ids
+    if backend.encode("a").ids == plain and not prompts:  # no post-processor, or an empty one
         begin = f"{start}:0 " if start else ""
         between = f"{end}:0 {end}:0" if end == "</s>" else f"{end}:0"
         backend.post_processor = processors.TemplateProcessing(

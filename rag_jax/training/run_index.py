@@ -74,11 +74,11 @@ def placed(job: Job, index: Index | None) -> Index | None:
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
 
 
-def check_tokens(index: Index, prepared: Prepared) -> None:
+def check_tokens(index: Index, prepared: Prepared, remedy: str = "build an index for it") -> None:
     """Raises ConfigError where an index has no tokens for a generator, or those of another one."""
     if PASSAGE_TABLE not in index.passages.token_tables:
         raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
                           "tokens that one reads; build an index for this one")
     if not has_tokens_of(index.passages, prepared.format):
         raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator, as "
-                          "this version of rag_jax writes them; build an index for it")
+                          f"this version of rag_jax writes them; {remedy}")

@@ -136,6 +136,20 @@ def test_a_tokenizer_with_names_of_its_own_keeps_them(tmp_path, prompts):
         (None, None) if prompts else ("<mask>", "<eos>")), "a prompt has neither"
 
 
+def test_a_post_processor_that_adds_nothing_is_replaced(tmp_path):
+    """transformers' TokenizersBackend writes one, and the export read texts without [CLS]."""
+    import transformers
+
+    train_bert_tokenizer(TEXTS, 99).save(tmp_path / "given")
+    (tmp_path / "given" / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    ours = Tokenizer.load(tmp_path / "given")
+    save_tokenizer(tmp_path / "out", ours, 64)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs(TEXTS)["input_ids"] == [
+        [ours.start, *ids, ours.end] for ids in ours.encode(TEXTS)]
+
+
 def test_parameters_sharded_over_devices_are_written_whole(tmp_path):
     from rag_jax import parallel
     from rag_jax.config import MeshConfig
