@@ -32,10 +32,10 @@ KEPT = (*SPECIALS, "chat_template")
 MODEL_TYPES = {"spiece.model": "t5", "sentencepiece.bpe.model": "xlm-roberta",
                "vocab.txt": "bert", "vocab.json": "bart"}
 WAY = "1"  # of reading; another one where `read` gives other tokens
-# Parts of a tokenizer.json, and their fields, which a class of transformers may write otherwise:
-# where spaces come, case and accents.
-FREE = ("Sequence", "Metaspace", "Prepend", "Replace", "add_prefix_space", "trim_offsets",
-        "lowercase", "strip_accents", "handle_chinese_chars", "clean_text")
+# Fields of the parts of a tokenizer.json which a class of transformers may set otherwise: where
+# spaces come, case and accents.
+FREE = ("add_prefix_space", "prepend_scheme", "trim_offsets", "lowercase", "strip_accents",
+        "handle_chinese_chars", "clean_text")
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
@@ -109,18 +109,26 @@ def _from_file(file: pathlib.Path) -> Any:
 
 
 def _is_alike(backend: Any, other: Any) -> bool:
-    """Whether another tokenizer does with a text what one does, but for FREE and for its tokens."""
+    """Whether another tokenizer does with a text what one does, but for spaces and FREE."""
     return _steps(backend) == _steps(other) and all(
         getattr(other.model, name, False) for name in ("ignore_merges", "byte_fallback")
         if getattr(backend.model, name, False))
 
 
 def _steps(backend: Any) -> list[str]:
-    """What a tokenizer does with a text, in order, but for FREE."""
+    """What a tokenizer does with a text, in order, but for spaces and FREE."""
     parts = [part.__getstate__() for part in (backend.normalizer, backend.pre_tokenizer) if part]
     return [type(backend.model).__name__, *(
         json.dumps({name: each for name, each in value.items() if name not in FREE}, sort_keys=True)
-        for part in parts for kind, value in _parts(json.loads(part)) if kind not in FREE)]
+        for part in parts for kind, value in _parts(json.loads(part))
+        if kind != "Sequence" and not _writes_spaces(value))]
+
+
+def _writes_spaces(part: Mapping[str, Any]) -> bool:
+    """Whether a part puts a space, or another sign for spaces, and parts no words."""
+    written = part.get("content", part.get("prepend", part.get("replacement")))
+    replaced = "".join(part.get("pattern", {}).values())
+    return written in ("▁", " ") and not replaced.strip(" {2,}") and not part.get("split")
 
 
 def _names_class(folder: pathlib.Path) -> bool:

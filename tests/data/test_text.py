@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tiny
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from rag_jax.config import BertConfig
 from rag_jax.countries import prose
@@ -416,6 +416,8 @@ DOLMA = pre_tokenizers.Split(tokenizers.Regex(tokenizer_file.KNOWN_PATTERNS[2]),
     ("bart", DOLMA, {"tokenizer_class": "GPT2Tokenizer"}, None),  # OLMo 2's, in a folder of its own
     ("unigram", None, {"tokenizer_class": "RobertaTokenizer"}, "roberta"),
     ("unigram", None, {"tokenizer_class": "LlamaTokenizer"}, None),
+    ("llama", pre_tokenizers.Metaspace(split=True), {"tokenizer_class": "LlamaTokenizer"}, None),
+    ("llama without i", None, {"tokenizer_class": "LlamaTokenizer"}, None),
     ("bert", None, {"tokenizer_class": "GPT2Tokenizer"}, None), ("bart", None, {}, "bert"),
     ("bart", None, {"tokenizer_class": "GemmaTokenizer"}, None),
     ("llama", None, {"tokenizer_class": "GPT2Tokenizer"}, None),
@@ -428,10 +430,12 @@ def test_a_file_is_taken_as_it_is_where_its_class_would_leave_out_a_step(
     had them."""
     backend = tokenizers.Tokenizer.from_str({
         "bart": bart._backend, "bert": bert._backend, "merged whole": bart._backend,
-        "llama": tiny.llama_tokenizer("always"),
+        "llama": tiny.llama_tokenizer("always"), "llama without i": tiny.llama_tokenizer("always"),
         "unigram": tiny.llama_tokenizer("always", unigram=True)}[made].to_str())
     if made == "merged whole":
         backend.model.ignore_merges = True
+    if made == "llama without i":
+        backend.normalizer = normalizers.Replace("i", " ")
     if before is not None:
         backend.pre_tokenizer = pre_tokenizers.Sequence([before, backend.pre_tokenizer])
     for name in ("tokenizer.json", "tokenizer.4.json"):
