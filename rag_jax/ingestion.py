@@ -39,6 +39,7 @@ from rag_jax.training import workdir as workdirs
 
 _log = logging.getLogger(__name__)
 Path = str | os.PathLike[str]
+TOKENS = "tokenizers"  # a key of records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,17 +217,19 @@ class _Ingestion:
     def run(self) -> Ingested:
         """Reads the files that have changed, and publishes the index and the record of it."""
         lexical = overrides.lexical(self.config)
-        made_by = {"towers": stamps(self.config), "config": _settings(self.config),
-                   "tokenizers": tokenizer_file.versions() if self.config.model.sources else {}}
+        tokens = self._tokens()
+        made_by = {"towers": stamps(self.config), "config": _settings(self.config), **tokens}
         divided_by = {"chunking": dataclasses.asdict(self.chunking), "readers": versions(),
                       "window": None if lexical else [
                           made_by["towers"]["query_encoder"], self.config.data.max_passage_length,
                           made_by["towers"].get("retriever_tokenizer", ""),
-                          made_by["tokenizers"], made_by["config"]["model"]["retriever"]]}
+                          made_by["config"]["model"]["retriever"]]}
+        divided_by |= {} if lexical else tokens
         entries, digests, unreadable = self._looked_at()
         index, before = self._index(), self.earlier.files if self.earlier else {}
         usable = {name: file for name, file in before.items()
-                  if self.earlier.divided_by == divided_by
+                  if _is_same(self.earlier.divided_by, divided_by,
+                              but=TOKENS if name in self.stay else "")
                   and (index is not None or "reason" in file)}
         kept = {name: file for name, file in usable.items() if digests.get(name) == file["sha256"]}
         gone = [name for name in with_text(before) if name not in kept]
@@ -248,6 +251,14 @@ class _Ingestion:
             str(self.source), divided_by, made_by, MANIFEST.read(current(self.path / INDEX))[1],
             reading.files))
         return self._result(reading.files, kept, embedded)
+
+    def _tokens(self) -> dict[str, Any]:
+        """On what it depends, besides the files of tokenizers, as which tokens a text is read. The
+        models that were trained in this workdir have tokenizers of their own."""
+        if is_prepared(self.path / TRAINED):
+            made_by = self.earlier.made_by if self.earlier else {}
+            return {TOKENS: made_by[TOKENS]} if TOKENS in made_by else {}
+        return {TOKENS: tokenizer_file.versions()} if self.config.model.sources else {}
 
     def _write_config(self) -> None:
         """Writes the configuration where it has changed; the models that were trained in this
@@ -377,6 +388,11 @@ class _Words:
 
     def index(self, store: PassageStore, out: pathlib.Path) -> None:
         build_bm25(store, out, overwrite=True, settings=self._settings)
+
+
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any], but: str) -> bool:
+    """Whether two mappings agree in all but one key; "" = in all."""
+    return all(one.get(name) == other.get(name) for name in (one.keys() | other.keys()) - {but})
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from tokenizers import normalizers
 
 import rag_jax
 from rag_jax import config_files, conversion, hosts, ingest_config, ingestion, overrides
@@ -889,12 +890,47 @@ def test_weights_that_have_changed_embed_again(folder, tmp_path, towers):
 def test_another_way_of_reading_tokenizers_reads_again(folder, tmp_path, towers, monkeypatch):
     """Passages of before stayed in the tokens of before, and questions came in others."""
     rag_jax.ingest(folder, tmp_path / "words")
-    assert not record_files.read(tmp_path / "words").made_by["tokenizers"], "words have none"
+    assert "tokenizers" not in record_files.read(tmp_path / "words").made_by, "words have none"
     first = rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers})
     monkeypatch.setattr(tokenizer_file, "WAY", "another")
-    again = rag_jax.ingest(folder, tmp_path / "run")
-    assert (again.read, again.embedded) == (first.read, 0), "their tokens are the same"
+    opened, (lost, *others) = os.open, first.read
+
+    def open_file(path, *flags, **more):
+        if str(path).endswith(lost):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *flags, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_file)
+        again = rag_jax.ingest(folder, tmp_path / "run")
+    assert (again.read, again.embedded, again.removed) == (tuple(others), 0, ()), "as it was"
+    assert set(again.stay) == {lost} and again.passages == first.passages
     assert rag_jax.ingest(folder, tmp_path / "run").read == ()
+
+
+def test_passages_have_the_tokens_of_the_models_that_were_trained(
+        folder, tmp_path, towers, monkeypatch):
+    """Read in another way later, the sources' tokenizers made an index that none of them reads."""
+    work, file = tmp_path / "run", tmp_path / "questions.jsonl"
+    rag_jax.ingest(folder, work, config={**SMALL, **towers})
+    file.write_text(json.dumps({"question": "What is Oslo?", "answers": ["Oslo"]}) + "\n")
+    ingestion.fine_tune(work, str(file), str(file), steps=1, config={"train.batch_size": 1})
+    passages, read = stored(work), tokenizer_file.read
+
+    def otherwise(source):
+        backend, *rest = read(source)
+        if str(source) in towers.values():
+            backend.normalizer = normalizers.Replace("a", "e")
+        return backend, *rest
+
+    monkeypatch.setattr(tokenizer_file, "read", otherwise)
+    monkeypatch.setattr(tokenizer_file, "WAY", "another")
+    assert rag_jax.ingest(folder, work).read == () and stored(work) == passages
+    written(folder, {"added.txt": "Accra is in Ghana."})
+    assert rag_jax.ingest(folder, work).read == ("added.txt",)
+    rag = rag_jax.load(work)
+    assert rag.retrieve("Accra is in Ghana.", 1) and has_tokens_of(
+        rag.index.passages, rag.job.prepared.format)
 
 
 def test_tokens_of_any_passage_are_found_to_be_others(folder, tmp_path, towers):

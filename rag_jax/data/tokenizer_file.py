@@ -48,10 +48,9 @@ def read(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
     """The `tokenizers.Tokenizer` of a tokenizer.json, a folder or a Hugging Face name; the settings
     KEPT; and whether the two texts of a pair have token types of their own.
 
-    Where the files beside a tokenizer.json name a class of transformers, or the type of a model, it
-    is read by that class, which may put spaces, and change case and accents, otherwise than the
-    file says. Unlike in transformers, the file is taken as it is where the class cannot read it, or
-    would change anything else: SmolLM2's would no longer part the digits.
+    Where the files beside a tokenizer.json name a class of transformers, or the type of a model,
+    that class says where spaces come, and about case and accents. In all else the file is followed,
+    unlike in transformers, where SmolLM2's class no longer parts digits.
 
     Raises:
       DataError: there is no tokenizer, it is damaged, or `check` refuses it.
@@ -64,15 +63,16 @@ def read(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
     if not file.is_file():
         return _by_transformers(folder, source)
     backend = _from_file(file)
+    inputs = _settings(folder).get("model_input_names")
+    config, has_types = settings(folder), not isinstance(inputs, list) or TYPES in inputs
     if file.name == TOKENIZER and _names_class(folder):
         try:
-            taken = _by_transformers(folder, source)
-            if _is_alike(backend, taken[0]):
-                return taken
+            taken, config, has_types = _by_transformers(folder, source)
+            if _steps(backend) == _steps(taken):
+                backend.normalizer, backend.pre_tokenizer = taken.normalizer, taken.pre_tokenizer
         except DataError as error:
-            _log.warning("%s: is read as it is; by the class of transformers: %s", file, error)
-    inputs = _settings(folder).get("model_input_names")
-    return backend, settings(folder), not isinstance(inputs, list) or TYPES in inputs
+            _log.info("%s: transformers cannot read it by its class: %s", file, error)
+    return backend, config, has_types
 
 
 def versions() -> dict[str, str]:
@@ -106,13 +106,6 @@ def _from_file(file: pathlib.Path) -> Any:
         raise _translated(error, file) from None
     check(backend, file)
     return backend
-
-
-def _is_alike(backend: Any, other: Any) -> bool:
-    """Whether another tokenizer does with a text what one does, but for spaces and FREE."""
-    return _steps(backend) == _steps(other) and all(
-        getattr(other.model, name, False) for name in ("ignore_merges", "byte_fallback")
-        if getattr(backend.model, name, False))
 
 
 def _steps(backend: Any) -> list[str]:

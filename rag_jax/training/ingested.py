@@ -10,10 +10,11 @@ from rag_jax import overrides
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
+from rag_jax.data.inputs import is_prepared
 from rag_jax.data.prepare import write_passages
 from rag_jax.data.text import encoder_input
 from rag_jax.documents.chunks import Window
-from rag_jax.documents.workdir import INDEX
+from rag_jax.documents.workdir import INDEX, TRAINED
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
@@ -39,7 +40,10 @@ class Maker:
 
     def __init__(self, config: Config, path: pathlib.Path):
         self._config = _untrained(config, config.runs[0])
-        self._job = _job(self._config, path)
+        trained = {f"data.{name}": str(path / TRAINED / "data" / name)
+                   for name in ("retriever_tokenizer", "generator_tokenizer")}
+        self._job = _job(overrides.replace(
+            self._config, trained if is_prepared(path / TRAINED) else {}), path)
         self._towers = towers(self._config)
         self.window = self._window() if "document_encoder" in self._towers else None
         self.embedded = 0

@@ -397,14 +397,15 @@ def test_no_class_makes_up_a_vocabulary(tmp_path, model):
 
 @pytest.mark.parametrize("field", [
     {"initializer_range": 1}, {"use_cache": None}, {"vocab_size": 400.0},
-    {"tokenizer_class": ["BertTokenizer"]}, {"model_type": ["bert"]}, {"model_type": "unknown"}])
+    {"model_type": "unknown"}])
 def test_what_a_configuration_says_else_does_not_matter(tmp_path, bert, field):
     """transformers checks every field of it, and an integer is no float."""
     bert.save(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", **field}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "BertTokenizer"}))
-    assert Tokenizer.load(tmp_path).encode(WORDS) == bert.encode(WORDS)
+        "tokenizer_class": "BertTokenizer", "do_lower_case": False}))
+    upper, lower = Tokenizer.load(tmp_path).encode(["THE", "the"])
+    assert [lower] == bert.encode(["the"]) != [upper]
 
 
 DOLMA = pre_tokenizers.Split(tokenizers.Regex(tokenizer_file.KNOWN_PATTERNS[2]), "isolated")
@@ -418,10 +419,11 @@ DOLMA = pre_tokenizers.Split(tokenizers.Regex(tokenizer_file.KNOWN_PATTERNS[2]),
     ("unigram", None, {"tokenizer_class": "LlamaTokenizer"}, None),
     ("llama", pre_tokenizers.Metaspace(split=True), {"tokenizer_class": "LlamaTokenizer"}, None),
     ("llama without i", None, {"tokenizer_class": "LlamaTokenizer"}, None),
+    ("t5", None, {"tokenizer_class": "T5Tokenizer"}, "t5"),
     ("bert", None, {"tokenizer_class": "GPT2Tokenizer"}, None), ("bart", None, {}, "bert"),
     ("bart", None, {"tokenizer_class": "GemmaTokenizer"}, None),
     ("llama", None, {"tokenizer_class": "GPT2Tokenizer"}, None),
-    ("merged whole", None, {"tokenizer_class": "GPT2Tokenizer"}, None),
+    ("merged whole", None, {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}, None),
     ("bart", None, {"extra_special_tokens": [["a"]]}, "bart"),
     ("bert", None, {"fast_tokenizer_files": ["tokenizer.4.json"], "do_lower_case": False}, "bert")])
 def test_a_file_is_taken_as_it_is_where_its_class_would_leave_out_a_step(
@@ -431,7 +433,8 @@ def test_a_file_is_taken_as_it_is_where_its_class_would_leave_out_a_step(
     backend = tokenizers.Tokenizer.from_str({
         "bart": bart._backend, "bert": bert._backend, "merged whole": bart._backend,
         "llama": tiny.llama_tokenizer("always"), "llama without i": tiny.llama_tokenizer("always"),
-        "unigram": tiny.llama_tokenizer("always", unigram=True)}[made].to_str())
+        "unigram": tiny.llama_tokenizer("always", unigram=True),
+        "t5": tiny.t5_tokenizer()}[made].to_str())
     if made == "merged whole":
         backend.model.ignore_merges = True
     if made == "llama without i":
@@ -444,7 +447,7 @@ def test_a_file_is_taken_as_it_is_where_its_class_would_leave_out_a_step(
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(
         {"eos_token": "</s>", "pad_token": "</s>", **settings}))
-    texts = ["In 2016 Lima's </s>", *WORDS]
+    texts = ["In 2016 Lima's</s>it ☃", *WORDS]
     expected = [each.ids for each in backend.encode_batch(texts, add_special_tokens=False)]
     loaded = Tokenizer.load(tmp_path)
     loaded._backend.encode_special_tokens = False
@@ -565,7 +568,7 @@ def test_settings_beside_vocab_and_merges_are_read(tmp_path):
     ("", {}, {"model_type": "roberta", "tokenizer_class": "BertTokenizer"}),
     ("BertTokenizer", {}, "modernbert"), ("DistilBertTokenizer", {}, None),
     ("PreTrainedTokenizerFast", {"do_lower_case": False}, None),
-    ("RobertaTokenizer", {"add_prefix_space": True}, None)])
+    ("RobertaTokenizer", {"add_prefix_space": False}, None)])
 def test_a_tokenizer_is_read_by_the_class_that_transformers_takes(
         tmp_path, bart, bert, kind, settings, model):
     """A cased model was asked in lower case, and its vectors were others."""
