@@ -40,11 +40,12 @@ class Maker:
 
     def __init__(self, config: Config, path: pathlib.Path):
         self._config = _untrained(config, config.runs[0])
-        trained = {f"data.{name}": str(path / TRAINED / "data" / name)
-                   for name in ("retriever_tokenizer", "generator_tokenizer")}
-        self._job = _job(overrides.replace(
-            self._config, trained if is_prepared(path / TRAINED) else {}), path)
         self._towers = towers(self._config)
+        # Models that were trained in the workdir read by tokenizers of their own.
+        own = {f"data.{name}": str(path / TRAINED / "data" / name) for tower, name in (
+            ("document_encoder", "retriever_tokenizer"), ("generator", "generator_tokenizer"))
+            if tower in self._towers and is_prepared(path / TRAINED)}
+        self._job = _job(overrides.replace(self._config, own), path)
         self.window = self._window() if "document_encoder" in self._towers else None
         self.embedded = 0
 
