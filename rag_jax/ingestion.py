@@ -40,6 +40,7 @@ from rag_jax.training import workdir as workdirs
 _log = logging.getLogger(__name__)
 Path = str | os.PathLike[str]
 TOKENS = "tokenizers"  # a key of records
+READ_AGAIN = "other tokens"  # in place of the sha256 of a file that could not be read anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,14 +225,14 @@ class _Ingestion:
                           made_by["towers"]["query_encoder"], self.config.data.max_passage_length,
                           made_by["towers"].get("retriever_tokenizer", ""),
                           made_by["config"]["model"]["retriever"]]}
-        divided_by |= {} if lexical else tokens
         entries, digests, unreadable = self._looked_at()
         index, before = self._index(), self.earlier.files if self.earlier else {}
+        divided_before = dict(self.earlier.divided_by if self.earlier else {})
+        same_tokens = divided_before.pop(TOKENS, None) == tokens.get(TOKENS) or lexical
         usable = {name: file for name, file in before.items()
-                  if _is_same(self.earlier.divided_by, divided_by,
-                              but=TOKENS if name in self.stay else "")
-                  and (index is not None or "reason" in file)}
-        kept = {name: file for name, file in usable.items() if digests.get(name) == file["sha256"]}
+                  if divided_before == divided_by and (index is not None or "reason" in file)}
+        kept = {name: file for name, file in usable.items() if digests.get(name) == file["sha256"]
+                and (same_tokens or name in self.stay)}
         gone = [name for name in with_text(before) if name not in kept]
         same = index is not None and self.earlier.made_by == made_by
         if same and not gone and kept.keys() == digests.keys():
@@ -246,16 +247,22 @@ class _Ingestion:
         embedded = self._make(reading, index, gone if edits else None)
         self.stay |= reading.stay
         kept |= {name: usable[name] for name in reading.stay}
+        files = reading.files if same_tokens else {
+            name: {**file, "sha256": READ_AGAIN} if name in self.stay else file
+            for name, file in reading.files.items()}
         self._write_config()
         record_files.write(self.path, Record(
-            str(self.source), divided_by, made_by, MANIFEST.read(current(self.path / INDEX))[1],
-            reading.files))
-        return self._result(reading.files, kept, embedded)
+            str(self.source), {**divided_by, **({} if lexical else tokens)}, made_by,
+            MANIFEST.read(current(self.path / INDEX))[1], files))
+        return self._result(files, kept, embedded)
 
     def _tokens(self) -> dict[str, Any]:
-        """On what it depends, besides the files of tokenizers, as which tokens a text is read. The
-        models that were trained in this workdir have tokenizers of their own."""
-        if is_prepared(self.path / TRAINED):
+        """On what it depends, besides the files of tokenizers, as which tokens a text is read.
+
+        Where models that were trained in this workdir answer, by tokenizers of their own, the
+        record keeps what it has, so that nothing is read again.
+        """
+        if record_files.answering(self.path) != self.path:
             made_by = self.earlier.made_by if self.earlier else {}
             return {TOKENS: made_by[TOKENS]} if TOKENS in made_by else {}
         return {TOKENS: tokenizer_file.versions()} if self.config.model.sources else {}
@@ -388,11 +395,6 @@ class _Words:
 
     def index(self, store: PassageStore, out: pathlib.Path) -> None:
         build_bm25(store, out, overwrite=True, settings=self._settings)
-
-
-def _is_same(one: Mapping[str, Any], other: Mapping[str, Any], but: str) -> bool:
-    """Whether two mappings agree in all but one key; "" = in all."""
-    return all(one.get(name) == other.get(name) for name in (one.keys() | other.keys()) - {but})
 
 
 def _settings(config: Config) -> dict[str, Any]:

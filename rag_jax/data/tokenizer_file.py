@@ -49,8 +49,8 @@ def read(source: str | pathlib.Path) -> tuple[Any, dict[str, str], bool]:
     KEPT; and whether the two texts of a pair have token types of their own.
 
     Where the files beside a tokenizer.json name a class of transformers, or the type of a model,
-    that class says where spaces come, and about case and accents. In all else the file is followed,
-    unlike in transformers, where SmolLM2's class no longer parts digits.
+    that class says where spaces come, and about case and accents, if it changes nothing else; else
+    the file is taken as it is, unlike in transformers, whose class for SmolLM2 parts no digits.
 
     Raises:
       DataError: there is no tokenizer, it is damaged, or `check` refuses it.

@@ -10,11 +10,10 @@ from rag_jax import overrides
 from rag_jax.citation import Citation
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import PASSAGE_TABLE
-from rag_jax.data.inputs import is_prepared
 from rag_jax.data.prepare import write_passages
 from rag_jax.data.text import encoder_input
 from rag_jax.documents.chunks import Window
-from rag_jax.documents.workdir import INDEX, TRAINED
+from rag_jax.documents.workdir import INDEX, answering
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
@@ -41,10 +40,11 @@ class Maker:
     def __init__(self, config: Config, path: pathlib.Path):
         self._config = _untrained(config, config.runs[0])
         self._towers = towers(self._config)
-        # Models that were trained in the workdir read by tokenizers of their own.
-        own = {f"data.{name}": str(path / TRAINED / "data" / name) for tower, name in (
+        # Models that were trained in the workdir, and answer, read by tokenizers of their own.
+        folder = answering(path)
+        own = {f"data.{name}": str(folder / "data" / name) for tower, name in (
             ("document_encoder", "retriever_tokenizer"), ("generator", "generator_tokenizer"))
-            if tower in self._towers and is_prepared(path / TRAINED)}
+            if tower in self._towers and folder != path}
         self._job = _job(overrides.replace(self._config, own), path)
         self.window = self._window() if "document_encoder" in self._towers else None
         self.embedded = 0

@@ -74,7 +74,8 @@ def placed(job: Job, index: Index | None) -> Index | None:
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
 
 
-def check_tokens(index: Index, prepared: Prepared, remedy: str = "build an index for it") -> None:
+def check_tokens(index: Index, prepared: Prepared, remedy: str = "build an index for it (in a "
+                 "workdir of rag_jax.ingest, remove its index and run that again)") -> None:
     """Raises ConfigError where an index has no tokens for a generator, or those of another one."""
     if PASSAGE_TABLE not in index.passages.token_tables:
         raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
