@@ -39,7 +39,7 @@ from rag_jax.training import workdir as workdirs
 
 _log = logging.getLogger(__name__)
 Path = str | os.PathLike[str]
-TOKENS = "tokenizers"  # a key of records
+TOKENS = "tokenizers"  # the key of `_tokens` in a record
 READ_AGAIN = "other tokens"  # in place of the sha256 of a file that could not be read anew
 
 

@@ -19,9 +19,10 @@ TOKENIZER = "tokenizer.json"
 VOCABULARIES = (TOKENIZER, "vocab.json", "vocab.txt", "sentencepiece.bpe.model",
                 "spiece.model", "tokenizer.model")  # any of them makes a tokenizer
 SETTINGS, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
-TEMPLATES, OTHERS = "additional_chat_templates", "fast_tokenizer_files"  # never needed
+# What transformers would read besides: other templates, and files in place of the tokenizer.json.
+TEMPLATES, OTHERS = "additional_chat_templates", "fast_tokenizer_files"
 MORE = ("special_tokens_map.json", "added_tokens.json")
-BESIDE = (SETTINGS, TEMPLATE, *MORE)  # a tokenizer.json
+BESIDE = (SETTINGS, TEMPLATE, *MORE)  # what is read with a tokenizer.json
 FILES = (*VOCABULARIES, *BESIDE, "merges.txt")  # all that a tokenizer may be made of
 TYPES = "token_type_ids"  # an input of models: which of two texts a token is of
 SPECIALS = ("bos_token", "eos_token", "cls_token", "sep_token", "pad_token", "mask_token",
