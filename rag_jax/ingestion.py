@@ -227,10 +227,11 @@ class _Ingestion:
                           made_by["config"]["model"]["retriever"]]}
         entries, digests, unreadable = self._looked_at()
         index, before = self._index(), self.earlier.files if self.earlier else {}
-        divided_before = dict(self.earlier.divided_by if self.earlier else {})
-        same_tokens = divided_before.pop(TOKENS, None) == tokens.get(TOKENS) or lexical
         usable = {name: file for name, file in before.items()
-                  if divided_before == divided_by and (index is not None or "reason" in file)}
+                  if self.earlier.divided_by == divided_by
+                  and (index is not None or "reason" in file)}
+        same_tokens = lexical or not self.earlier or (
+            self.earlier.made_by.get(TOKENS) == tokens.get(TOKENS))
         kept = {name: file for name, file in usable.items() if digests.get(name) == file["sha256"]
                 and (same_tokens or name in self.stay)}
         gone = [name for name in with_text(before) if name not in kept]
@@ -252,8 +253,8 @@ class _Ingestion:
             for name, file in reading.files.items()}
         self._write_config()
         record_files.write(self.path, Record(
-            str(self.source), {**divided_by, **({} if lexical else tokens)}, made_by,
-            MANIFEST.read(current(self.path / INDEX))[1], files))
+            str(self.source), divided_by, made_by, MANIFEST.read(current(self.path / INDEX))[1],
+            files))
         return self._result(files, kept, embedded)
 
     def _tokens(self) -> dict[str, Any]:

@@ -892,8 +892,12 @@ def test_another_way_of_reading_tokenizers_reads_again(folder, tmp_path, towers,
     """Passages of before stayed in the tokens of before, and questions came in others."""
     rag_jax.ingest(folder, tmp_path / "words")
     assert "tokenizers" not in record_files.read(tmp_path / "words").made_by, "words have none"
+    lexical = {"model.generator.pretrained": towers["model.generator.pretrained"]}
+    rag_jax.ingest(folder, tmp_path / "lexical", config={**SMALL, **lexical})
     first = rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers})
     monkeypatch.setattr(tokenizer_file, "WAY", "another")
+    assert rag_jax.ingest(folder, tmp_path / "lexical").read == (), "its texts stay, in new tokens"
+    assert record_files.read(tmp_path / "lexical").made_by["tokenizers"]["rag_jax"] == "another"
     opened, (lost, late, *others), tries = os.open, first.read, []
 
     def open_file(path, *flags, **more):

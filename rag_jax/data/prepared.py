@@ -132,8 +132,9 @@ def _open_store(path: pathlib.Path, format: GeneratorFormat) -> PassageStore:
 def has_tokens_of(store: PassageStore, format: GeneratorFormat) -> bool:
     """Whether passages of a store have the tokens that the format gives them: the first, the last,
     which an edit may have added, and one between."""
-    return all(list(store.tokens(PASSAGE_TABLE).row(row)) == format.passages(
-        [store[row].title], [store[row].text])[0] for row in {0, len(store) // 2, len(store) - 1})
+    rows, table = (0, len(store) // 2, len(store) - 1), store.tokens(PASSAGE_TABLE)
+    titles, texts = ([getattr(store[row], part) for row in rows] for part in ("title", "text"))
+    return [list(table.row(row)) for row in rows] == format.passages(titles, texts)
 
 
 @functools.cache

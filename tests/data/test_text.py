@@ -1,5 +1,6 @@
 """Text and ids: what goes in comes out, and an answer has the ids of the words in its passage."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -562,13 +563,16 @@ def test_settings_beside_vocab_and_merges_are_read(tmp_path):
     assert loaded.config["chat_template"] == "{{ messages }}"
 
 
-@pytest.mark.parametrize(("kind", "settings", "model"), [
-    ("BertTokenizer", {"do_lower_case": False}, None), ("BertTokenizerFast", {}, None),
-    ("BertTokenizer", {"strip_accents": None}, "bert"), ("", {}, "bert"), ("", {}, "dpr"),
-    ("", {}, {"model_type": "roberta", "tokenizer_class": "BertTokenizer"}),
-    ("BertTokenizer", {}, "modernbert"), ("DistilBertTokenizer", {}, None),
-    ("PreTrainedTokenizerFast", {"do_lower_case": False}, None),
-    ("RobertaTokenizer", {"add_prefix_space": False}, None)])
+@pytest.mark.parametrize("model", [None, "bert", "modernbert", "dpr", {
+    "model_type": "roberta", "tokenizer_class": "BertTokenizer"}])
+@pytest.mark.parametrize(("kind", "settings"), [
+    ("BertTokenizer", {"do_lower_case": False}), ("BertTokenizer", {"do_lower_case": True}),
+    ("BertTokenizer", {"do_lower_case": True, "strip_accents": False}),
+    ("BertTokenizer", {}), ("BertTokenizerFast", {}), ("PreTrainedTokenizerFast", {}),
+    ("", {}), ("BertTokenizer", {"strip_accents": None}), ("DistilBertTokenizer", {}),
+    ("PreTrainedTokenizerFast", {"do_lower_case": False}),
+    ("RobertaTokenizer", {"add_prefix_space": False}),
+    ("RobertaTokenizer", {"add_prefix_space": True})])
 def test_a_tokenizer_is_read_by_the_class_that_transformers_takes(
         tmp_path, bart, bert, kind, settings, model):
     """A cased model was asked in lower case, and its vectors were others."""
@@ -579,16 +583,18 @@ def test_a_tokenizer_is_read_by_the_class_that_transformers_takes(
         **content["normalizer"], "lowercase": not settings.get("do_lower_case", True),
         "strip_accents": False}
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    is_read_alike(tmp_path, ["Lima café", *WORDS], model, **settings, **(
-        {"tokenizer_class": kind} if kind else {}))
+    is_read_alike(tmp_path, ["Lima café", *WORDS], model or ("" if kind else "bert"), **settings,
+                  **({"tokenizer_class": kind} if kind else {}))
 
 
-@pytest.mark.parametrize(("written", "kind", "settings", "model"), [
-    ("prepended", "LlamaTokenizer", {}, "llama"), ("always", "LlamaTokenizerFast", {}, None),
-    ("always", "LlamaTokenizer", {"legacy": True}, "llama"), ("prepended", "", {}, "llama"),
-    ("prepended", "LlamaTokenizer", {"add_prefix_space": False}, None),
-    ("prepended", "LlamaTokenizer", {}, "mistral"), ("bytes", "LlamaTokenizer", {}, "llama"),
-    ("prepended", "CodeLlamaTokenizer", {}, "llama")])
+@pytest.mark.parametrize("model", [None, "llama", "mistral"])
+@pytest.mark.parametrize(("written", "kind"), [
+    *itertools.product(["prepended", "always", "bytes"],
+                       ["LlamaTokenizer", "LlamaTokenizerFast", "TokenizersBackend"]),
+    ("prepended", "CodeLlamaTokenizer")])
+@pytest.mark.parametrize("settings", [
+    {}, {"legacy": False}, {"legacy": True}, {"legacy": None, "add_prefix_space": None},
+    {"add_prefix_space": False}, {"add_prefix_space": 0}])
 def test_a_llama_tokenizer_writes_spaces_as_its_class_does(
         tmp_path, kind, written, settings, model):
     """In a chat, TinyLlama's read a space after every marker; but byte-level tokenizers, such as
@@ -597,8 +603,7 @@ def test_a_llama_tokenizer_writes_spaces_as_its_class_does(
     backend.save(str(tmp_path / "tokenizer.json"))
     is_read_alike(
         tmp_path, ["Lima", " Lima  or Rome", "<s>Lima</s>\nLima or</s> Rome", "</s>"], model,
-        bos_token="<s>", eos_token="</s>", **settings, **(
-            {"tokenizer_class": kind} if kind else {}))
+        bos_token="<s>", eos_token="</s>", tokenizer_class=kind, **settings)
 
 
 def is_read_alike(folder, texts, model, **settings):

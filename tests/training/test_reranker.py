@@ -110,7 +110,7 @@ def test_token_types_are_an_input_if_the_settings_have_them(
     folder = shutil.copytree(cross_encoder, tmp_path / "saved")
     file = folder / "tokenizer_config.json"
     settings = json.loads(file.read_text()) if file.is_file() else {}
-    file.write_text(json.dumps({**settings, **({"model_input_names": inputs} if inputs else {})}))
+    file.write_text(json.dumps({**settings, "model_input_names": inputs}))
     mesh = parallel.make_mesh(MeshConfig(), jax.devices()[:1])
     opened = open_reranker(str(folder), "float32", mesh)
     bare = train_bert_tokenizer(["Lima"], 300)
