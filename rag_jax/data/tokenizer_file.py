@@ -40,7 +40,11 @@ FREE = ("add_prefix_space", "prepend_scheme", "trim_offsets", "lowercase", "stri
 PROBE = "The \"Größe\" of 漢字 isn't 3.5 km; it's HALF: that\tmuch // </s> 🙂\n"
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+"
           r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-KNOWN_PATTERNS = (" {2,}", _WORDS % "", _WORDS % "{1,3}")  # of XLM-R, Qwen, Llama 3
+# Of XLM-R, Qwen, Llama 3 and Mistral's Tekken (where a word begins with its capitals).
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+KNOWN_PATTERNS = (" {2,}", _WORDS % "", _WORDS % "{1,3}", (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"))
 # Each of these parts can make a text many times as long; the factors of several multiply.
 GROWING, GROWTH_LIMIT, CONTENT_LIMIT = ("Replace", "Prepend", "Precompiled"), 3, 16
 
@@ -255,7 +259,7 @@ def check(backend: Any, source: str | pathlib.Path) -> None:
             if isinstance(pattern, dict) and pattern.get("Regex", KNOWN_PATTERNS[0]
                                                          ) not in KNOWN_PATTERNS:
                 raise DataError(f"{source}: its {name} has a regular expression, which could run "
-                                "for ever; known are those of XLM-R, Qwen and Llama 3")
+                                "for ever; known are those of XLM-R, Qwen, Llama 3 and Tekken")
             growing += kind in GROWING
             content = value.get("content", value.get("prepend", ""))
             if growing > GROWTH_LIMIT or kind in GROWING and len(content) > CONTENT_LIMIT:

@@ -409,13 +409,15 @@ def test_what_a_configuration_says_else_does_not_matter(tmp_path, bert, field):
     assert [lower] == bert.encode(["the"]) != [upper]
 
 
-DOLMA = pre_tokenizers.Split(tokenizers.Regex(tokenizer_file.KNOWN_PATTERNS[2]), "isolated")
+DOLMA, TEKKEN = (pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+                 for pattern in tokenizer_file.KNOWN_PATTERNS[2:])
 
 
 @pytest.mark.parametrize(("made", "before", "settings", "model"), [
     ("bart", pre_tokenizers.Digits(individual_digits=True), {"tokenizer_class": "GPT2Tokenizer"},
      "llama"),  # SmolLM2
     ("bart", DOLMA, {"tokenizer_class": "GPT2Tokenizer"}, None),  # OLMo 2's, in a folder of its own
+    ("bart", TEKKEN, {"tokenizer_class": "LlamaTokenizer"}, "mistral"),  # Mistral Nemo's
     ("unigram", None, {"tokenizer_class": "RobertaTokenizer"}, "roberta"),
     ("unigram", None, {"tokenizer_class": "LlamaTokenizer"}, None),
     ("llama", pre_tokenizers.Metaspace(split=True), {"tokenizer_class": "LlamaTokenizer"}, None),
@@ -453,6 +455,13 @@ def test_a_file_is_taken_as_it_is_where_its_class_would_leave_out_a_step(
     loaded = Tokenizer.load(tmp_path)
     loaded._backend.encode_special_tokens = False
     assert loaded.encode(texts) == expected
+
+
+def test_tekken_parts_words_where_capitals_begin_them_and_every_digit():
+    """As the pattern that transformers puts into tokenizers of Mistral."""
+    pieces = [piece for piece, _ in TEKKEN.pre_tokenize_str("LimaPERUPeru's 2016  it//\n\n UN Größe 漢Peru")]
+    assert pieces == ["Lima", "PERUPeru", "'s", " ", "2", "0", "1", "6", " ", " it", "//\n\n",
+                      " UN", " Größe", " 漢Peru"]
 
 
 def test_threads_load_the_first_tokenizers_at_once(tmp_path, bart, bert):
