@@ -31,7 +31,7 @@ REQUIRES = [
     # Regular expressions of answers with a time limit, which Python's own lack; transformers
     # brings it anyway.
     "regex>=2025.10.22",
-    "tokenizers>=0.22",
+    "tokenizers>=0.22,<1",  # 1.0 has other names, and no parts to change
     # Chat templates, which transformers renders in jinja's sandbox without bringing jinja; and the
     # pages of reports.
     "jinja2>=3.1",
