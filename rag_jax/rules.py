@@ -330,6 +330,12 @@ def _decoder_only(config: Config, known: bool) -> Iterator[str]:
 
 def _stages(config: Config, trains: bool) -> Iterator[str]:
     retrieval = config.retrieval
+    for name in ("train", "generator_warmup", "retriever_warmup"):
+        optimizer = getattr(config, name).optimizer
+        if optimizer.learning_rate * optimizer.weight_decay >= 1:
+            yield (f"config.{name}.optimizer.weight_decay={optimizer.weight_decay}: with "
+                   f"learning_rate={optimizer.learning_rate} a step would take away all of the "
+                   "parameters, or more; their product must be below 1")
     for name in ("train", "generator_warmup"):
         stage = getattr(config, name)
         if stage.batch_size % stage.optimizer.accumulate:
