@@ -8,6 +8,7 @@ advice where `--config.` is left out, and 0.3 s more before the first line.
 import argparse
 import contextlib
 import math
+import os
 import pathlib
 import sys
 import textwrap
@@ -82,7 +83,14 @@ def _divided(argv: Sequence[str] | None) -> tuple[list[str], list[str]]:
     """The arguments before `--`, and the words after it; None = the arguments of the process."""
     argv = list(sys.argv[1:] if argv is None else argv)
     end = argv.index("--") if "--" in argv else len(argv)
-    return argv[:end], argv[end + 1:]
+    return [*map(_from_home, argv[:end])], argv[end + 1:]
+
+
+def _from_home(argument: str) -> str:
+    """--NAME=~/PATH with the user's home for "~", which shells do not put there."""
+    option, equals, value = argument.partition("=")
+    at_home = option.startswith("--") and (value == "~" or value.startswith("~/"))
+    return f"{option}={os.path.expanduser(value)}" if at_home else argument
 
 
 def bare(option: str, value: str, argv: Sequence[str] | None = None) -> list[str]:

@@ -136,7 +136,8 @@ def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config")
         if advice := REMOVED.get(whole.removeprefix("config.")):
             raise ConfigError(f"{whole}: no field any more: {advice}")
         if name not in hints:
-            raise ConfigError(f"{where}: no such field; {near_matches(name, hints)}")
+            advice = "leave out 'config.'" if name == "config" else near_matches(name, hints)
+            raise ConfigError(f"{where}: no such field; {advice}")
         section = dataclasses.is_dataclass(hints[name])
         if rest and not section:
             raise ConfigError(f"{where} is a single value and has no field {rest!r}")

@@ -84,6 +84,7 @@ def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, t
      "did you mean learning_rate"),
     ("model.generator.heds", "config.model.generator.heds: no such field; did you mean heads"),
     ("mesh.qqqq", "config.mesh.qqqq: no such field; known: data, fsdp, model"),
+    ("config.train.steps", "config.config: no such field; leave out 'config.'"),
     ("seed.x", "config.seed is a single value and has no field 'x'"),
     ("model.kind", "config.model.kind: no field any more: the run decides it; set config.runs"),
     ("retriever_warmup.mask_ratio", "it did nothing there; set config.generator_warmup.mask_ratio"),

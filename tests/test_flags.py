@@ -180,6 +180,20 @@ def test_what_stands_after_two_dashes_is_no_option(argv, question):
     assert options.question == question and config.seed == 0
 
 
+def test_a_home_is_where_a_shell_would_have_it(monkeypatch):
+    """A folder "~" was made, as shells leave it where it stands after an equals sign."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    parser = flags.make_parser("generate", "")
+    parser.add_argument("question", nargs="*")
+    parser.add_argument("--workdir")
+    options, config = flags.parse_with_config(parser, [
+        "--workdir=~/runs", "x=~/y", "--config.data.data_dir=~", "--", "--who=~/me"])
+    assert (options.workdir, config.data.data_dir) == ("/home/ada/runs", "/home/ada")
+    assert options.question == ["x=~/y", "--who=~/me"]
+    named = parser.parse_intermixed_args(["--workdir=~bob/a~/b"])
+    assert named.workdir == "~bob/a~/b", "other users' homes are left as they are"
+
+
 def test_an_option_does_not_take_a_word_after_two_dashes(capsys):
     """The folder was one with a NUL byte in its name."""
     parser = flags.make_parser("generate", "")

@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", help="of a trained workdir (default: its first)")
     parser.add_argument("--family", metavar="CLASS",
                         help="class of transformers to write (default: as the source needs)")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
 
     from rag_jax.conversion import convert
 

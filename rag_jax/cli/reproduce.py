@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
                         "~/rag_jax_data)")
     parser.add_argument("--tally", nargs="+", type=pathlib.Path, metavar="FILE.csv",
                         help="pairwise: count the filled-in sheets of judges")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
     toy = options.scale == "toy"
     for wrong, why in (
             (options.seeds is not None and not toy, "--seeds belongs to --scale toy"),

@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = flags.make_parser("verify", __doc__)
     parser.add_argument("path", metavar="PATH", type=flags.local_folder,
                         help="folder of an index, a passage store or a workdir")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)
 
     from rag_jax.training.run import be_quiet
     from rag_jax.training.verifying import verify

@@ -80,6 +80,7 @@ def checked_passages(given: Passages | str | Iterable[str], untitled: bool = Fal
                 raise DataError(f"passage {number}: unknown or missing: "
                                 f"{', '.join(sorted(map(str, wrong)))}; its fields are id, title "
                                 "and text")
+            named["title"] = "" if named["title"] is None else named["title"]  # JSON's null
             fields = tuple(named[field] for field in Passage._fields)
         if (not isinstance(fields, tuple | list) or len(fields) != 3
                 or not all(isinstance(field, str) for field in fields)):

@@ -11,6 +11,7 @@ from rag_jax.data import inputs
 from rag_jax.documents.document import Unreadable, UnreadableNow
 from rag_jax.documents.read import LARGEST_FILE, UNKNOWN_KIND, reader_of
 from rag_jax.documents.workdir import INDEX, RECORD
+from rag_jax.retrieval.verification import DIGESTS
 from rag_jax.retrieval.versions import POINTER
 
 
@@ -60,9 +61,10 @@ def files_of(source: pathlib.Path) -> Iterator[FolderEntry]:
 
 def _is_made(folder: pathlib.Path, names: Collection[str]) -> bool:
     """Whether a folder with files of these names is a workdir of this package, or an index."""
-    beside = {RECORD: INDEX, "config.json": f"data/{inputs.RECORD}"}
+    data = [f"data/{name}" for name in (inputs.RECORD, DIGESTS)]  # of training, of rag_jax.convert
     return POINTER in names or any(
-        name in names and os.path.exists(folder / other) for name, other in beside.items())
+        name in names and any(os.path.exists(folder / other) for other in others)
+        for name, others in {RECORD: [INDEX], "config.json": data}.items())
 
 
 def _shown(name: str) -> str:

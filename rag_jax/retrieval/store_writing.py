@@ -112,8 +112,8 @@ def _write_rows(folder: Path, passages: Iterable[Passage], encoders: Mapping[str
                                                                for name in CITATIONS)))
         passages = iter(passages)
         while chunk := list(itertools.islice(passages, CHUNK)):
-            for row, passage in enumerate(chunk, count):
-                check_passage(passage, seen, f"passage {row}")
+            for number, passage in enumerate(chunk, count + 1):
+                check_passage(passage, seen, f"passage {number}")
             fields = [field.encode() for passage in chunk for field in Passage(*passage)]
             text.write(b"".join(fields), [len(field) for field in fields])
             if cited is not None:

@@ -71,6 +71,8 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
     try:
         if config.eval.forced_bos and tokenizer.start is None:
             raise ValueError("forced_bos: this tokenizer has no <s>; set false")
+        if blank := [text for text in config.eval.bad_words if not within(text)]:
+            raise ValueError(f"bad_words: {blank[0]!r} has no tokens; leave it out")
         labels = tuple((*ids(label), tokenizer.end) for label in config.eval.labels)
         equal = [text for text, row in zip(config.eval.labels, labels, strict=True)
                  if labels.count(row) > 1]

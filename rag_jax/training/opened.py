@@ -417,8 +417,10 @@ class Rag:
             there are no dev questions, or `weights` are no weights.
         """
         if not isinstance(self.index, HybridIndex) or self.index.fusion.kind != "convex":
-            raise ConfigError("--choose-weight: for config.retrieval.retriever=hybrid and "
-                              "config.retrieval.fusion=convex")
+            raise ConfigError(
+                "a weight of words (--choose-weight, Rag.choose_weight) is chosen for "
+                "config.retrieval.retriever=hybrid and config.retrieval.fusion=convex; this run "
+                f"has {self.config.retrieval.retriever} and {self.config.retrieval.fusion}")
         given = _array(weights)
         if given.ndim != 1 or not given.size or given.dtype.kind not in "iuf":
             raise ConfigError(f"choose_weight: {weights!r:.60}; name weights, such as [0.0, 0.5]")

@@ -469,5 +469,5 @@ def check_trained(directory: pathlib.Path) -> None:
 
 
 def _not_trained(directory: pathlib.Path) -> ConfigError:
-    return ConfigError(f"{directory}: no checkpoint; train first, or go on, with "
-                       f"python -m rag_jax.train --workdir={directory.parent}")
+    return ConfigError(f"{directory}: no checkpoint; train first, or go on, with the command that "
+                       f"began {directory.parent}, and all its fields")

@@ -50,6 +50,8 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
         be sound.
     """
     path = path.absolute()
+    if not path.exists():
+        raise UserError(f"{path}: there is no such folder")
     if documents.exists(path):
         yield from _documents(path)
     elif (path / "config.json").is_file():

@@ -10,8 +10,9 @@ import pytest
 from pyarrow import parquet
 
 from rag_jax.data import corpora
-from rag_jax.data.corpora import read_corpus
+from rag_jax.data.corpora import checked_passages, read_corpus
 from rag_jax.data.wikipedia import read_dump
+from rag_jax.errors import DataError
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from tests.data.official_files import ARTICLES, DUMP, ROWS, lines, to_arrow, to_parquet
 
@@ -204,3 +205,11 @@ def test_damage_that_has_no_text_is_named_too(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "_record_batches", lambda path: (_ for _ in ()).throw(OSError()))
     with pytest.raises(RetrievalError, match=r"row 1: damaged file \(OSError\)"):
         list(read_corpus(tmp_path / "a.parquet"))
+
+
+def test_a_passage_that_a_caller_gives_without_a_title_may_say_so():
+    """As in a line of JSON, where a title may be null."""
+    given = [{"id": "a", "title": None, "text": "x"}, {"id": "b", "text": "y"}]
+    assert [*checked_passages(given)] == [("a", "", "x"), ("b", "", "y")]
+    with pytest.raises(DataError, match="passage 1 is .* all strings"):
+        next(checked_passages([{"id": None, "text": "x"}]))

@@ -459,9 +459,10 @@ def test_a_file_is_taken_as_it_is_where_its_class_would_leave_out_a_step(
 
 def test_tekken_parts_words_where_capitals_begin_them_and_every_digit():
     """As the pattern that transformers puts into tokenizers of Mistral."""
-    pieces = [piece for piece, _ in TEKKEN.pre_tokenize_str("LimaPERUPeru's 2016  it//\n\n UN Größe 漢Peru")]
-    assert pieces == ["Lima", "PERUPeru", "'s", " ", "2", "0", "1", "6", " ", " it", "//\n\n",
-                      " UN", " Größe", " 漢Peru"]
+    text = "LimaPERUPeru's 2016  it//\n\n UN Größe 漢Peru"
+    assert [piece for piece, _ in TEKKEN.pre_tokenize_str(text)] == [
+        "Lima", "PERUPeru", "'s", " ", "2", "0", "1", "6", " ", " it", "//\n\n", " UN", " Größe",
+        " 漢Peru"]
 
 
 def test_threads_load_the_first_tokenizers_at_once(tmp_path, bart, bert):

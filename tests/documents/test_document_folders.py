@@ -48,14 +48,15 @@ def test_workdirs_and_indexes_among_the_documents_are_no_documents(tmp_path):
     for name in ("ingested/ingest.json", "ingested/index/x", "ingested/x.jsonl",
                  "index/versions/1/x.md", "index/rag_jax-index.json", "trained/config.json",
                  "trained/data/inputs.json", "trained/data/passages.jsonl", "notes/config.json",
+                 "converted/config.json", "converted/data/digests.json", "converted/rag/0/x.txt",
                  "notes/ingest.json", "notes/data/x.md"):
         (tmp_path / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "docs" / name).touch()
     found = {one.name: str(one.problem or "") for one in files_of(tmp_path / "docs")}
-    assert found.keys() == {"ingested", "index", "trained", "notes/config.json",
+    assert found.keys() == {"ingested", "index", "trained", "converted", "notes/config.json",
                             "notes/ingest.json", "notes/data/x.md"}
     assert {name for name, told in found.items() if "a workdir or an index of" in told} == {
-        "ingested", "index", "trained"}
+        "ingested", "index", "trained", "converted"}
     assert {one.name for one in files_of(tmp_path / "docs" / "ingested")} == {
         "ingest.json", "x.jsonl", "index/x"}, "what is named itself is read"
 

@@ -237,8 +237,8 @@ def test_the_fingerprint_follows_content_alone(tmp_path):
     "passages, encoder, says",
     [
         ([], words, "no passages"),
-        ([TRICKY[0], TRICKY[0]], words, "second time"),
-        ([Passage("1", "", " ")], words, "empty"),
+        ([TRICKY[0], TRICKY[0]], words, "passage 2: id .* a second time"),
+        ([Passage("1", "", " ")], words, "passage 1: field 'text' is empty"),
         (TRICKY, lambda ps: [[1]], "1 rows for 4"),
         (TRICKY, lambda ps: [[-1]] * 4, "-1"),
         (TRICKY, lambda ps: [[2**31]] * 4, "2147483648"),

@@ -84,6 +84,7 @@ def test_the_presets_of_the_paper():
     ({"eval.num_return_sequences": 3}, "num_return_sequences=3: must be at most num_beams=1"),
     ({"eval.temperature": 0.0, "eval.sample": True}, "temperature=0.0"),
     ({"eval.min_length": 40}, "min_length=40"),
+    ({"eval.bad_words": ("Lima", "")}, "bad_words: '' has no tokens"),
     ({"eval.labels": ("Yes", "No", "Yes")}, "labels: 'Yes', 'Yes' are equal as tokens"),
     ({"model.head": "label_token", "eval.labels": ("Lima", "Peru", "Lima is")},
      "labels: config.model.head=label_token tells 'Lima', 'Peru', 'Lima is' by one token each"),

@@ -215,6 +215,8 @@ def test_a_checkpoint_that_was_not_read_is_not_called_damaged(made, monkeypatch,
 
 
 def test_what_is_neither_index_nor_store_nor_workdir_is_an_error(tmp_path):
-    for path in (tmp_path, tmp_path / "nothing", pathlib.Path(__file__)):
-        with pytest.raises(UserError, match="neither an index nor"):
+    for path, told in ((tmp_path, "neither an index nor"),
+                       (pathlib.Path(__file__), "neither an index nor"),
+                       (tmp_path / "nothing", "there is no such folder")):
+        with pytest.raises(UserError, match=told):
             verify.main([str(path)])
