@@ -68,7 +68,7 @@ class Record:
         """A string, or an integer as one: files often number their records."""
         value = self.fields.get(key)
         if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-            raise self.error(key, "a string or an integer")
+            raise self.error(key, "a string with some text in it, or an integer")
         return str(value)
 
     def record(self, key: str) -> "Record":

@@ -295,12 +295,15 @@ class Server:
         """p(z | x) over the documents of the request, by the two encoders alone, also where the
         index is hybrid: BM25 scores only the passages of its index."""
         fields, settings = await self._body(request), self.settings
-        fields.only(("model", "query", "documents", "top_n", "return_documents"))
+        fields.only(("model", "query", "documents", "top_n", "return_documents",
+                     "max_tokens_per_doc"), {"priority": (0,)})
         asking.known_model(fields, self._models)
         query = asking.question(fields, "query", settings)
         documents = asking.documents(fields, settings.max_texts, settings.max_question)
         top = fields.number("top_n", len(documents), 1, 2**31, whole=True)
         with_texts, index = fields.flag("return_documents"), self.indexes.current
+        longest = index.rag.config.data.max_passage_length  # some clients send Cohere's, 4096
+        fields.number("max_tokens_per_doc", longest, longest, 2**31, whole=True)
         (vector,), vectors = await asyncio.gather(
             self._computed(request, index, "query_encoder", [query]),
             self._computed(request, index, "document_encoder", documents))

@@ -5,7 +5,7 @@ import asyncio
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD = 2**16  # bytes
 HEAD_SECONDS = 20.0
@@ -64,12 +64,14 @@ class Bounded(HttpToolsProtocol):
 
     The parser keeps a head in memory until its end, before any token is checked, without any limit.
     `Server._body` limits bodies. A request that comes before an earlier one is answered waits in
-    memory; while MOST_AHEAD wait, no more of their connection is read.
+    memory; while MOST_AHEAD wait, no more of their connection is read. When a client leaves, the
+    request that is being answered is told; uvicorn tells the last one that has come.
 
     A request that offers another protocol is read as if it did not, as HTTP allows: Java's clients
     offer HTTP/2 with their first request, and uvicorn would read its body as another protocol.
     """
 
+    _answered: RequestResponseCycle | None = None  # `cycle` is the last that has come
     _kept = 0  # bytes since the end of the last request, or of the last part of its body
     _later = b""  # received, and not parsed yet, as enough requests wait
     _deadline: asyncio.TimerHandle  # closes the connection if the next head is not complete
@@ -82,6 +84,10 @@ class Bounded(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._answered is not None:
+            self._answered.disconnected = not self._answered.response_complete
+            self._answered.message_event.set()
+        self.pipeline.clear()
         self._deadline.cancel()
         if self._unread:
             self._unread.cancel()
@@ -118,6 +124,8 @@ class Bounded(HttpToolsProtocol):
         if not self.parser.offers:
             self._deadline.cancel()
             super().on_headers_complete()
+            if not self.pipeline:
+                self._answered = self.cycle
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -129,6 +137,8 @@ class Bounded(HttpToolsProtocol):
             self._kept = 0
 
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answered = self.pipeline[-1][0]
         super().on_response_complete()
         if not self.flow.write_paused:  # what is left may be too little for a pause
             self._expect_reading(self.transport.get_write_buffer_size())

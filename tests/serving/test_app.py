@@ -203,14 +203,20 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
     oracle = rag.embed_passages(texts)
     np.testing.assert_allclose([each["embedding"] for each in documents], oracle, atol=1e-5)
     for route in ("/v1/rerank", "/v2/rerank"):
-        ranked = asking.post(route, json={"model": "rag_token", "query": ASK, "top_n": 2,
-                                          "documents": texts}).json()["results"]
+        ranked = asking.post(route, json={
+            "model": "rag_token", "query": ASK, "top_n": 2, "documents": texts, "priority": 0,
+            "max_tokens_per_doc": 4096}).json()["results"]
         scores = rag.embed_queries(ASK)[0].astype(float) @ oracle.T
         p = np.exp(scores - scores.max())
         order = np.argsort(-p)[:2]
         assert [each["index"] for each in ranked] == order.tolist()
         np.testing.assert_allclose([each["relevance_score"] for each in ranked],
                                    (p / p.sum())[order], atol=1e-5)
+        longest = rag.config.data.max_passage_length
+        for field, value in (("max_tokens_per_doc", longest - 1), ("priority", 1)):
+            refused = asking.post(route, json={
+                "model": "rag_token", "query": ASK, "documents": texts, field: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (422, field)
     for k in (1, 3):
         reply = asking.post("/retrieve", json={"question": ASK, "k": k}).json()
         found = reply["passages"]

@@ -163,6 +163,38 @@ def test_of_what_is_sent_ahead_little_is_read_and_all_is_answered():
     assert asyncio.run(run()) == many
 
 
+@pytest.mark.parametrize("answered", [0, 1])
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_a_client_that_leaves_is_noticed_by_the_request_that_is_answered(answered, waiting):
+    """If others of its connection waited, it was computed to its end, and its answer written to a
+    connection that was closed."""
+    async def run():
+        told, transport, state = [], Transport(), ServerState()
+
+        async def app(scope, receive, send):
+            number = int(scope["path"][1:])
+            while number >= answered and (await receive())["type"] != "http.disconnect":
+                pass
+            told.append(number)
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        connection = Bounded(uvicorn.Config(app, log_level="critical"), state, {})
+        connection.connection_made(transport)
+        for number in range(answered + 1 + waiting):
+            connection.data_received(b"GET /%d HTTP/1.1\r\nhost: localhost\r\n\r\n" % number)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        transport.close()
+        connection.connection_lost(None)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not connection.pipeline and not state.tasks
+        return told, transport.written.count(b"HTTP/1.1 204 ")
+
+    assert asyncio.run(run()) == ([*range(answered + 1)], answered)
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["a part", "the end"])
 @pytest.mark.parametrize("unread, resumed, closed", [
     ([9, 9], False, True), ([9, 8, 7, 7], False, True), ([9, 8, 7, 6], True, False)],
