@@ -1,6 +1,7 @@
 """The Python API: what a run is decides its configuration, and its answers are the commands'."""
 
 import copy
+import functools
 import itertools
 import json
 import os
@@ -136,7 +137,8 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
 
 @pytest.mark.parametrize("fields", [
     {"data.passages": "p.tsv", "data.train": "t.tsv", "data.dev": "d.tsv"},
-    {"generator_warmup.steps": 3}, {"data.prompt": "Read."}])
+    {"generator_warmup.steps": 3}, {"data.prompt": "Read."}, {"data.generator_tokenizer": "t"},
+    {"data.retriever_tokenizer": "t"}])
 def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     """Its figures would be those of the former file."""
     told = "config.({}): .*would change nothing".format(
@@ -147,6 +149,36 @@ def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
         api.build_index("p.tsv", path / "i", path, config=fields)
     same = {name: overrides.value(workdir.read(path), name) for name in fields}
     assert api.load(path, config=same).run == "rag_token"
+
+
+@pytest.mark.parametrize("name, value", [
+    ("retriever.pooling", "mean"), ("retriever.normalize", True), ("retriever.scale", 2.0),
+    ("retriever.query_prefix", "query: "), ("retriever.heads", 3), ("generator.activation", "relu"),
+    ("retriever.scan_layers", True), ("generator.pretrained", "other"),
+    ("retriever.pretrained", "other")])
+def test_a_trained_model_is_opened_as_it_was_trained(path, name, value):
+    """Questions were embedded in another way than the passages, and other towers were named, which
+    nobody read: the answers were wrong, without a word."""
+    field = f"model.{name}"
+    told = f"config.{field}={overrides.shown(value)}: {path} was trained with .*another model"
+    for open_ in (api.load, functools.partial(api.build_index, "p.tsv", path / "i")):
+        with pytest.raises(ConfigError, match=told):
+            open_(path, config={field: value})
+    before = workdir.read(path)
+    same = overrides.value(before, field)
+    assert api.load(path, config={field: same}).config.model == before.model
+    if not name.startswith("generator"):  # where passages are found by their words, none is read
+        lexical = overrides.replace(before, {"retrieval.retriever": "bm25"})
+        workdir.check_trained_with(overrides.replace(lexical, {field: value}), lexical, path)
+
+
+@pytest.mark.parametrize("fields", [
+    {"model.generator.dtype": "bfloat16", "model.generator.param_dtype": "bfloat16"},
+    {"model.retriever.dtype": "bfloat16", "model.generator.end_tokens": (5,)},
+    {"model.retriever.dropout": 0.3, "model.generator.attention_dropout": 0.2}])
+def test_how_a_trained_model_computes_is_set_at_will(path, fields):
+    for name, value in fields.items():
+        assert overrides.value(api.load(path, config=fields).config, name) == value
 
 
 @pytest.mark.parametrize("fields, told", [

@@ -12,6 +12,8 @@ from typing import Any
 from rag_jax.errors import DataError
 
 _log = logging.getLogger(__name__)
+# It advises to change the files of Mistral Small 3, which are read as they are.
+logging.getLogger("transformers.models.auto.tokenization_auto").setLevel(logging.ERROR)
 SIZE_LIMIT = 48_000_000  # bytes; bart-large's has 3.5 MB, multilingual ones have 17, Gemma 3's 33
 SETTINGS_LIMIT = 4_000_000  # Llama 3's have 50 KB, Gemma 3's 1.2 MB
 ENTRIES_LIMIT = 10_000  # of all settings; Gemma 3's have 6,500

@@ -145,6 +145,7 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
         if PASSAGE_TABLE not in opened.passages.token_tables:
             raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
                               "with the same config.model.generator.pretrained")
-        check_tokens(opened, job.prepared, "run rag_jax.ingest again")
+        check_tokens(opened, job.prepared, "run rag_jax.ingest again, with every field that is set "
+                     "here")
     defaults = pretrained.generation_defaults(config, config.model.sources.get("generator"))
     return open_untrained(job, job.config, named, indexing.with_words(job, opened), defaults)

@@ -42,7 +42,13 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "ev
 
 # Fields that are read in training alone: a command that opens the workdir may not change them.
 TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.generator_vocab",
-                "data.retriever_vocab", "retriever_warmup.", "generator_warmup.")
+                "data.retriever_vocab", "data.generator_tokenizer", "data.retriever_tokenizer",
+                "retriever_warmup.", "generator_warmup.")
+# What a trained model is; of their fields it may be opened with others of CHANGEABLE, and of these.
+TOWERS = ("model.retriever.", "model.query_encoder.", "model.document_encoder.",
+          "model.generator.", "model.rag.")
+NOT_TRAINED = ("param_dtype", "dropout", "attention_dropout", "activation_dropout", "init_std",
+               "position_init", "start_token", "end_tokens")
 
 # Fields of config.model that runs which retrieve by words neither read nor resolve.
 ENCODER_SECTIONS = ("retriever", "query_encoder", "document_encoder")
@@ -166,16 +172,22 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
 
 def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
                        *further: str) -> None:
-    """Raises ConfigError where a field of TRAINED_WITH or `further`, or a prompt that is not read,
-    differs from what a workdir was trained with."""
+    """Raises ConfigError where a field of TRAINED_WITH or `further`, a prompt that is not read, or
+    what a tower is, differs from what a workdir was trained with."""
+    encoders = tuple(f"model.{section}." for section in ENCODER_SECTIONS)
     for name in overrides.differences(trained, config):
+        asked = (f"config.{name}={overrides.shown(value(config, name))}: {workdir} was trained "
+                 f"with {overrides.shown(value(trained, name)) or '(none)'}")
         unread = name == "data.prompt" and not config.prompted
         if unread or name.startswith((*TRAINED_WITH, *further)):
             raise ConfigError(
-                f"config.{name}={overrides.shown(value(config, name))}: {workdir} was trained with "
-                f"{overrides.shown(value(trained, name)) or '(none)'}, and this would change "
-                "nothing; other questions are named with --questions, in Python evaluate(FILE), "
-                "other passages with --index")
+                f"{asked}, and this would change nothing; other questions are named with "
+                "--questions, in Python evaluate(FILE), other passages with --index")
+        may = name.startswith(CHANGEABLE) or name.rpartition(".")[2] in NOT_TRAINED or (
+            overrides.lexical(config) and name.startswith(encoders))
+        if name.startswith(TOWERS) and not may:
+            raise ConfigError(f"{asked}, and would be another model; leave the field out, or train "
+                              "with it in another workdir")
 
 
 def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) -> Config:

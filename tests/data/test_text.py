@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import os
 import pathlib
 import random
@@ -16,6 +17,7 @@ import pytest
 import tiny
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers
+from transformers.utils import logging as transformers_logging
 
 from rag_jax.config import BertConfig
 from rag_jax.countries import prose
@@ -463,6 +465,22 @@ def test_tekken_parts_words_where_capitals_begin_them_and_every_digit():
     assert [piece for piece, _ in TEKKEN.pre_tokenize_str(text)] == [
         "Lima", "PERUPeru", "'s", " ", "2", "0", "1", "6", " ", " it", "//\n\n", " UN", " Größe",
         " 漢Peru"]
+
+
+def test_nobody_is_told_to_change_the_files_of_a_checkpoint(tmp_path, bart, caplog, monkeypatch):
+    """At every command, of those of Mistral Small 3, which are read as they are."""
+    bart.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(
+        {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>", "pad_token": "</s>"}))
+    before = transformers_logging.get_verbosity()  # the tests hear of errors alone
+    transformers_logging.set_verbosity_warning()
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    try:
+        assert Tokenizer.load(tmp_path).encode(WORDS) == bart.encode(WORDS)
+    finally:
+        transformers_logging.set_verbosity(before)
+    assert caplog.text == ""
 
 
 def test_threads_load_the_first_tokenizers_at_once(tmp_path, bart, bert):
