@@ -30,7 +30,7 @@ from rag_jax.training.ingested import open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.opened import Path, Rag, check_recall_questions
 from rag_jax.training.run_index import open_index, placed
-from rag_jax.training.untrained import open_untrained, untrained_job
+from rag_jax.training.untrained import check_parts, open_untrained, untrained_job
 
 
 def load(source: Path | None = None, run: str | None = None, *, step: int | None = None,
@@ -73,7 +73,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
         return _open_checkpoint(str(source), run, step, index, config)
     run, config, trained = _run_config(path, run, config)
     if config.retrieval.retriever == "bm25":  # the weights of words are in its index
-        workdirs.check_trained_with(config, trained, path, "retrieval.bm25_")
+        workdirs.check_trained_with(config, trained, path, *workdirs.WORDS)
     if index is not None and not config.retrieval.k:
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     job = training.open_job(config, path)
@@ -181,11 +181,12 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
         raise ConfigError(f"without a workdir, name the source of the "
                           f"{' and the '.join(missing)}: config.model.generator.pretrained and "
                           "config.model.retriever.pretrained")
-    if (config.retrieval.retriever == "bm25" or not config.retrieval.k or config.head_classes
-            or config.model.null_document != "none"):
-        raise ConfigError(f"run {config.runs[0]!r}: without a workdir, passages are read that an "
-                          "encoder finds, and nothing has been trained; leave "
-                          "config.model.null_document and config.model.head as they are")
+    for name in ("retriever", "k"):
+        if getattr(config.retrieval, name) in ("bm25", 0):
+            raise ConfigError(f"config.retrieval.{name}={getattr(config.retrieval, name)}: without "
+                              "a workdir, passages are read that an encoder finds; leave the field "
+                              "out, or name a run that finds some")
+    check_parts(config)
     return config
 
 

@@ -10,7 +10,16 @@ from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.errors import near_matches
 from rag_jax.lines import is_utf8
 from rag_jax.metrics.answers import normalize_answer
-from rag_jax.overrides import accepts, by_ranks, for_run, lexical, replace, type_name, value
+from rag_jax.overrides import (
+    accepts,
+    by_ranks,
+    for_run,
+    lexical,
+    replace,
+    set_otherwise,
+    type_name,
+    value,
+)
 
 
 def validate(config: Config, resolved: bool = False, trains: bool = False) -> Config:
@@ -35,8 +44,12 @@ def check_sections(config: Config) -> None:
 
 
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
-    """The checked configuration with some dotted fields replaced."""
-    return validate(replace(config, changes), resolved=True)
+    """The checked configuration of a run with some dotted fields replaced, but those that the run
+    sets by itself."""
+    config = replace(config, changes)
+    for problem in set_otherwise(config, changes):
+        raise ConfigError(f"{problem}; leave the field out, or name another run")
+    return validate(config, resolved=True)
 
 
 def check_labels(config: Config) -> None:
@@ -127,8 +140,8 @@ def _run(config: Config, run: str) -> Iterator[str]:
     if config.retrieval.retriever == "bm25":
         if train.query_encoder_rate is not None:
             yield (f"config.retrieval.retriever=bm25: run {run!r} has no query encoder to train; "
-                   "name the run bm25 or bm25_sequence, or set config.train.query_encoder_rate="
-                   "none")
+                   "name the run bm25 or bm25_sequence, or, to train one of another name, set "
+                   "config.train.query_encoder_rate=none")
         if config.retrieval.where == "device":
             yield ("config.retrieval.retriever=bm25: words are searched on the host; set "
                    "config.retrieval.where=host")

@@ -138,7 +138,8 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
 @pytest.mark.parametrize("fields", [
     {"data.passages": "p.tsv", "data.train": "t.tsv", "data.dev": "d.tsv"},
     {"generator_warmup.steps": 3}, {"data.prompt": "Read."}, {"data.generator_tokenizer": "t"},
-    {"data.retriever_tokenizer": "t"}])
+    {"data.retriever_tokenizer": "t"}, {"data.world_task": "claims"},
+    {"data.fictional_countries": 5}])
 def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     """Its figures would be those of the former file."""
     told = "config.({}): .*would change nothing".format(
@@ -170,6 +171,26 @@ def test_a_trained_model_is_opened_as_it_was_trained(path, name, value):
     if not name.startswith("generator"):  # where passages are found by their words, none is read
         lexical = overrides.replace(before, {"retrieval.retriever": "bm25"})
         workdir.check_trained_with(overrides.replace(lexical, {field: value}), lexical, path)
+
+
+@pytest.mark.parametrize("run, fields", [
+    ("rag_token", {"model.null_document": "bias"}),
+    ("rag_token", {"train.document_encoder": "refresh", "retrieval.where": "device"}),
+    ("rag_token", {"retrieval.retriever": "bm25", "train.query_encoder_rate": None}),
+    ("closed_book", {"retrieval.retriever": "bm25"})])
+def test_a_trained_model_has_the_parts_that_were_trained(path, run, fields):
+    """An index was said to be missing, or parameters of a checkpoint."""
+    name, value = next(iter(fields.items()))
+    told = f"config.{name}={value}: {path} was trained with .*, and would be another model"
+    with pytest.raises(ConfigError, match=told):
+        api.load(path, run, config=fields)
+
+
+def test_a_field_that_the_run_sets_is_refused_as_by_the_commands(path):
+    with pytest.raises(ConfigError, match="run 'closed_book' sets config.retrieval.k=0; leave the"):
+        api.load(path, "closed_book", config={"retrieval.k": 3})
+    assert api.load(path, "closed_book", config={"retrieval.k": 0}).config.retrieval.k == 0
+    assert api.load(path, "rag_token", config={"retrieval.k": 3}).config.retrieval.k == 3
 
 
 @pytest.mark.parametrize("fields", [
@@ -565,6 +586,10 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
        "^index=.*: without a workdir, name the folder") for name in UNUSABLE),
     *((lambda rag, name=name: rag_jax.load(index=".", config=dict.fromkeys(TOWERS, name)), HubError,
        "no workdir and no checkpoint '.*: there is no such folder") for name in UNUSABLE),
+    *((lambda rag, name=name, given=given: rag_jax.load(index=".", config={**TOWERS, name: given}),
+       ConfigError, f"^config.{name}={given}: {told}") for name, given, told in (
+           ("retrieval.k", 0, "without a workdir, passages are read"),
+           ("model.null_document", "bias", "it is learned, and nothing has been trained"))),
     (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
     (lambda rag: rag_jax.train(5, "x"), ConfigError, "5 is neither a Config"),
 ])

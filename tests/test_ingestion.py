@@ -380,9 +380,22 @@ def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
                         ("model.retriever.pretrained", "no/such")):
         with pytest.raises(ConfigError, match=f"{name}={given}: .*run rag_jax.ingest with it"):
             rag_jax.load(tmp_path / "run", config={name: given, "seed": 7})
-    rag = rag_jax.load(tmp_path / "run", config={"retrieval.bm25_b": 0.3, "eval.k": 1})
-    assert rag.index.settings.b == 0.3
+    rag = rag_jax.load(tmp_path / "run", config={"retrieval.bm25_b": 0.3, "eval.k": 1,
+                                                 "retrieval.bm25_weight": 0.9})
+    assert rag.index.settings.b == 0.3, "and the weight is of hybrid"
     assert rag.job.config.train.steps == 0, "until they are taken, checkpoints answer as they say"
+
+
+@pytest.mark.parametrize(("fields", "told"), [
+    ({"retrieval.retriever": "hybrid"}, "run 'bm25' sets config.retrieval.retriever=bm25; leave"),
+    ({"model.null_document": "bias"}, "config.model.null_document=bias: it is learned"),
+    ({"model.head": "classification", "eval.labels": ("yes", "no")},
+     "config.model.head=classification: it is learned, and nothing has been trained here")])
+def test_documents_are_opened_with_what_is_there(folder, tmp_path, fields, told):
+    """Questions ended in a KeyError, and another retriever was ignored."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    with pytest.raises(ConfigError, match=told):
+        rag_jax.load(tmp_path / "run", config=fields)
 
 
 def test_a_run_that_has_nothing_to_do_does_not_wait_for_jax(folder, tmp_path):
@@ -587,6 +600,11 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
     assert len(rag.retrieve("Oslo?", k=4)[0]) == 4
     with pytest.raises(ConfigError, match="no generator is named"):
         rag.ask("Oslo?")
+    for fields in ({"model.retriever.pretrained": ""},
+                   {"retrieval.retriever": "bm25", "train.query_encoder_rate": None}):
+        name, value = next(iter(fields.items()))
+        with pytest.raises(ConfigError, match=f"config.{name}={value}: .* was indexed with "):
+            rag_jax.load(tmp_path / "run", config=fields)
     before = {rag.index.passages[row].id: rag.index.embeddings([row])[0] for row in range(size)}
     written(folder, {"added.txt": "Accra is in Ghana."})
     added = rag_jax.ingest(folder, tmp_path / "run")

@@ -25,7 +25,7 @@ from rag_jax.training import indexing, pretrained, workdir
 from rag_jax.training.job import Job, fingerprint
 from rag_jax.training.opened import Rag
 from rag_jax.training.run_index import check_k, check_tokens
-from rag_jax.training.untrained import open_untrained, towers, untrained_job
+from rag_jax.training.untrained import check_parts, open_untrained, towers, untrained_job
 from rag_jax.types import Params
 
 
@@ -114,15 +114,19 @@ def _job(config: Config, path: pathlib.Path) -> Job:
     return untrained_job(pretrained.resolve(config), config, path)
 
 
-def _check_words(config: Config, made: Config, path: pathlib.Path) -> None:
-    """Raises ConfigError where a workdir whose passages are found by their words was indexed with
-    other settings of BM25 or another encoder: its index holds the weights of the words."""
-    encoders = [f"model.{name}.pretrained" for name in workdir.ENCODER_SECTIONS]
+def _check_index(config: Config, made: Config, path: pathlib.Path) -> None:
+    """Raises ConfigError where passages are found otherwise than a workdir was indexed: by words or
+    by an encoder, without one, or by words with other settings of BM25, whose index holds their
+    weights."""
+    words, encoders = overrides.lexical(config), [
+        f"model.{name}.pretrained" for name in workdir.ENCODER_SECTIONS]
     for name in overrides.differences(made, config):
-        if name.startswith(("retrieval.bm25_", *encoders)):
+        fixed = name == "retrieval.retriever" and words != overrides.lexical(made)
+        if fixed or words and name.startswith((*workdir.WORDS, *encoders)) or (
+                name in encoders and not overrides.value(config, name)):
             now, then = (overrides.shown(overrides.value(one, name)) for one in (config, made))
-            raise ConfigError(f"config.{name}={now}: {path} was indexed with {then or '(none)'}, "
-                              "and this would change nothing; run rag_jax.ingest with it")
+            raise ConfigError(f"config.{name}={now}: {path} was indexed with {then or '(none)'}; "
+                              "leave the field out, or run rag_jax.ingest with it")
 
 
 def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike | None,
@@ -135,8 +139,8 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
         config = changed(workdir.read_run(path, run), config or {})
     run = workdir.run_of(path, config, run)
     config = _untrained(config, run)
-    if overrides.lexical(config):
-        _check_words(config, overrides.for_run(workdir.read(path), run), path)
+    check_parts(config)
+    _check_index(config, overrides.for_run(workdir.read(path), run), path)
     folder = path / INDEX if index is None else pathlib.Path(index)
     opened = indexing.open_host_index(folder, overrides.lexical(config))
     check_k(config, opened, folder)

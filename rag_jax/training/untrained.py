@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rag_jax import overrides, parallel
-from rag_jax.config import Config
+from rag_jax.config import Config, ConfigError
 from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.text import Tokenizer
 from rag_jax.data.tokenizer_training import train_bart_tokenizer
@@ -25,6 +25,16 @@ def towers(config: Config) -> list[str]:
     """The towers that the configuration names and its run reads."""
     unread = pretrained.ENCODERS if overrides.lexical(config) else ()
     return [tower for tower in config.model.sources if tower not in unread]
+
+
+def check_parts(config: Config) -> None:
+    """Raises ConfigError for parts of a model that only training makes."""
+    head = config.model.head if config.head_classes else "generation"
+    for name, given, none in (("null_document", config.model.null_document, "none"),
+                              ("head", head, "generation")):
+        if given != none:
+            raise ConfigError(f"config.model.{name}={given}: it is learned, and nothing has been "
+                              "trained here; leave the field out")
 
 
 def untrained_job(config: Config, named: Config, path: pathlib.Path) -> Job:

@@ -43,10 +43,12 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "ev
 # Fields that are read in training alone: a command that opens the workdir may not change them.
 TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.generator_vocab",
                 "data.retriever_vocab", "data.generator_tokenizer", "data.retriever_tokenizer",
-                "retriever_warmup.", "generator_warmup.")
-# What a trained model is; of their fields it may be opened with others of CHANGEABLE, and of these.
-TOWERS = ("model.retriever.", "model.query_encoder.", "model.document_encoder.",
-          "model.generator.", "model.rag.")
+                "data.world_", "data.fictional_countries", "retriever_warmup.", "generator_warmup.")
+# What an index of words holds.
+WORDS = ("retrieval.bm25_k1", "retrieval.bm25_b", "retrieval.bm25_language")
+# What a trained model is; but the fields CHANGEABLE and these, with which it may be opened at will.
+MODEL = ("model.retriever.", "model.query_encoder.", "model.document_encoder.",
+         "model.generator.", "model.rag.", "model.null_document.", "train.document_encoder.")
 NOT_TRAINED = ("param_dtype", "dropout", "attention_dropout", "activation_dropout", "init_std",
                "position_init", "start_token", "end_tokens")
 
@@ -185,7 +187,9 @@ def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
                 "--questions, in Python evaluate(FILE), other passages with --index")
         may = name.startswith(CHANGEABLE) or name.rpartition(".")[2] in NOT_TRAINED or (
             overrides.lexical(config) and name.startswith(encoders))
-        if name.startswith(TOWERS) and not may:
+        words = name == "retrieval.retriever" and overrides.lexical(config) != (
+            overrides.lexical(trained))
+        if words or f"{name}.".startswith(MODEL) and not may:
             raise ConfigError(f"{asked}, and would be another model; leave the field out, or train "
                               "with it in another workdir")
 
