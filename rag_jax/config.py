@@ -53,8 +53,8 @@ class DataConfig:
         "", "folder or Hugging Face name; empty = train a byte-level BPE on the passages")
     retriever_tokenizer: str = field(
         "", "folder or Hugging Face name; empty = train an uncased WordPiece on the passages")
-    generator_vocab: int = field(8192, "size of a trained BPE", at_least=300)
-    retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100)
+    generator_vocab: int = field(8192, "size of a trained BPE", at_least=300, at_most=10**6)
+    retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100, at_most=10**6)
     source_format: Literal["auto", "question_kept", "hugging_face", "question_first", "prompt",
                            "chat"] = field(
         "auto", "title / text // question, where a long input loses the end of its passage; or "
@@ -200,18 +200,20 @@ class RetrievalConfig:
                                  "this expected recall", at_least=0.01, at_most=1)
     index: Literal["auto", "exact", "scann"] = field(
         "auto", "auto = ScaNN above brute_force_below passages, else, and where=device, exact "
-        "search")
+        "search. With where=device, what scann builds is searched once the index is opened with "
+        "where=host")
     brute_force_below: int = field(4000, "auto: exact search below so many passages", at_least=0)
     num_leaves: int | None = field(None, "ScaNN partitions; none = by the number of passages",
-                                   at_least=1)
+                                   at_least=1, at_most=2**31 - 1)
     leaves_to_search: int | None = field(
-        None, "ScaNN partitions searched; none = as few as reach scann_recall", at_least=1)
+        None, "ScaNN partitions searched; none = as few as reach scann_recall", at_least=1,
+        at_most=2**31 - 1)
     scann_recall: float = field(
         0.99, "ScaNN: recall@10 that its search is tuned to when the index is built, measured "
         "against exact search with questions of the dev split", at_least=0.01, at_most=1)
     reorder: int | None = field(
         None, "ScaNN candidates scored again in bfloat16, the best of which are scored exactly; "
-        "none = the default", at_least=1)
+        "none = the default", at_least=1, at_most=2**31 - 1)
     scann_parts: int = field(
         1, "ScaNN: consecutive parts of the passages with an index each; with at least as many as "
         "processes, each process holds and searches its share of them alone", at_least=1)
@@ -265,7 +267,8 @@ class RetrieverWarmupConfig(WarmupConfig):
         "(nine times in ten: Lee et al. 2019), crops = a span of a passage another of its spans "
         "(Izacard et al. 2021), words = half of them as cloze, half a title, a few common words "
         "of its passage and a few that hardly any has")
-    hard_negatives: int = field(1, "pairs=gold: hard negatives per question", at_least=0)
+    hard_negatives: int = field(1, "pairs=gold: hard negatives per question", at_least=0,
+                                at_most=1000)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ class TransformerConfig:
     activation: Literal["gelu", "relu"] = field("gelu", "feed-forward activation (exact GELU)")
     dropout: float = field(0.1, "dropout of hidden states", at_least=0, at_most=1)
     position_init: Literal["normal", "sinusoidal"] = field(
-        "normal", "initial position table, trained from scratch")
+        "normal", "initial position table of a BERT or a BART, trained from scratch")
     dtype: Literal["float32", "bfloat16"] = field(
         "float32", "type of matrix products; softmax and norms stay float32")
     remat: Literal["none", "dots", "narrow", "full"] = field(

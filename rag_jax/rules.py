@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +19,8 @@ from rag_jax.overrides import (
     type_name,
     value,
 )
+
+LARGEST = 3.4e38  # of float32
 
 
 def validate(config: Config, resolved: bool = False, trains: bool = False) -> Config:
@@ -100,8 +101,8 @@ def problems_of_values(config: Any, prefix: str = "") -> Iterator[str]:
             yield f"{where}={value!r}: expected {type_name(f.type)}"
         elif value is not None:
             least, most = f.metadata.get("at_least"), f.metadata.get("at_most")
-            if isinstance(value, float) and not math.isfinite(value):
-                yield f"{where}={value!r}: must be a finite number"
+            if isinstance(value, float) and not abs(value) <= LARGEST:
+                yield f"{where}={value!r}: must be a finite number of float32"
             elif least is not None and not value >= least:
                 yield f"{where}={value!r}: must be at least {least}"
             elif most is not None and not value <= most:

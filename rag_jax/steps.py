@@ -34,6 +34,12 @@ def stages_in(workdir: pathlib.Path) -> set[str]:
             if _step_of(path.name) is not None and not path.parent.name.startswith("indexes")}
 
 
+def made_of_data(workdir: pathlib.Path) -> set[str]:
+    """The folders in a workdir that hold what was made from its data: stages and indexes."""
+    return stages_in(workdir) | {path.parent.name for path in workdir.glob("indexes*/[!.]*")
+                                 if not path.parent.is_symlink()}
+
+
 def last_step(folder: pathlib.Path) -> int | None:
     """The step of a stage's last checkpoint; None without one."""
     return max(steps_in(folder), default=None)

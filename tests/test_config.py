@@ -209,6 +209,11 @@ def test_the_section_of_another_is_refused(config, told):
     ("retrieval.num_leaves", "0", "config.retrieval.num_leaves=0: must be at least 1"),
     ("model.retriever.heads", "0", "config.model.retriever.heads=0: must be at least 1"),
     ("train.optimizer.learning_rate", "nan", "learning_rate=nan: must be a finite number"),
+    ("train.optimizer.eps", "1e300", "eps=1e+300: must be a finite number of float32"),
+    ("data.generator_vocab", "1000000000", "generator_vocab=1000000000: must be at most 1000000"),
+    ("data.retriever_vocab", "1000000000", "retriever_vocab=1000000000: must be at most 1000000"),
+    ("retriever_warmup.hard_negatives", "1001", "hard_negatives=1001: must be at most 1000"),
+    ("retrieval.reorder", "2147483648", "reorder=2147483648: must be at most 2147483647"),
     ("generator_warmup.mask_ratio", "1.5", "mask_ratio=1.5: must be at most 1"),
     ("model.generator.dropout", "30", "config.model.generator.dropout=30.0: must be at most 1"),
     # It was refused after hours of warm-ups, and the workdir then took no other.

@@ -29,7 +29,7 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.verification import DIGESTS, write_digests
-from rag_jax.steps import stages_in
+from rag_jax.steps import made_of_data
 
 TokenizerSource = str | pathlib.Path | None
 
@@ -144,9 +144,7 @@ def _check_unused(workdir: pathlib.Path, changed: Mapping[str, str]) -> None:
       ConfigError: something other than test results has been made from the data.
     """
     what = "\n".join(f"  {line}" for line in changed.values())
-    indexes = {path.parent.name for path in workdir.glob("indexes*/[!.]*")
-               if not path.parent.is_symlink()}
-    uses = sorted(stages_in(workdir) | indexes)
+    uses = sorted(made_of_data(workdir))
     if uses and changed.keys() != {"test"}:
         raise ConfigError(
             f"{workdir}: {', '.join(uses)} were made from other data than there are now:\n{what}\n"

@@ -6,6 +6,8 @@
 
 Until the data are prepared, a later command may change any field: a mistyped path is no reason for
 another workdir. After that, it may change
+  - the fields of UNTIL_MADE, until a stage or an index is made of the data;
+  - what only runs read that have not begun, be it that they were refused;
   - the fields of CHANGEABLE;
   - the fields of a stage until its first checkpoint;
   - the fields of RATES of a stage that stopped because a number became NaN or infinite, until its
@@ -22,18 +24,19 @@ import pathlib
 from typing import Any
 
 from rag_jax import config_files, files, hosts, locks, overrides, rules
-from rag_jax.config import Config, ConfigError, EvalConfig
+from rag_jax.config import RUNS, Config, ConfigError, EvalConfig
 from rag_jax.data.inputs import RECORD, is_prepared
 from rag_jax.lines import is_utf8
 from rag_jax.overrides import value
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.versions import POINTER
-from rag_jax.steps import has_checkpoint, last_step, stages_in, steps_taken
+from rag_jax.steps import has_checkpoint, last_step, made_of_data, stages_in, steps_taken
 
 # Fields that a later command on the same workdir may always change.
 CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "eval.", "mesh.",
               "train.keep", "train.collapse_guard", "retrieval.embed_batch_size",
+              "retrieval.capacity",
               *(f"{stage}.{name}" for stage in ("train", "retriever_warmup", "generator_warmup")
                 for name in ("log_every", "optimizer.update_ratios")),
               "model.generator.dtype", "model.retriever.dtype", "model.reranker.dtype",
@@ -57,6 +60,10 @@ ENCODER_SECTIONS = ("retriever", "query_encoder", "document_encoder")
 # Prefix of a field -> the folder of the first stage that reads it; None = the folders of runs.
 FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generator",
                  "train.": None, "retrieval.k": None, "retrieval.staleness": None}
+# Fields on which only data depend until something is made of them: data are compared with these,
+# except NOT_COMPARED, and made again.
+UNTIL_MADE = ("model.", "retrieval.", "retriever_warmup.", "generator_warmup.", "train.")
+NOT_COMPARED = ("model.head", "model.generator.family")
 # Fields that a stopped stage may change: the optimiser's state does not depend on them.
 RATES = ("optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.end_fraction")
 
@@ -100,9 +107,12 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
         config = overrides.replace(config, {
             name: value(earlier, name) for name in overrides.differences(earlier, config)
             if overrides.set_by_runs(config, name)})
+        # Of a run that was refused before it began, nothing depends on its fields.
+        begun = tuple(run for run in earlier.runs if _has_begun(workdir, run))
+        judged = dataclasses.replace(earlier, runs=begun or earlier.runs)
         changed = [name for name in overrides.differences(earlier, config)
-                   if began and not overrides.set_by_runs(earlier, name)
-                   and not _may_change(name, earlier, workdir)]
+                   if began and not overrides.set_by_runs(judged, name)
+                   and not _may_change(name, judged, workdir)]
         if changed:
             shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
                               f"{value(config, name)!r} now" for name in changed)
@@ -155,14 +165,19 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
         return False
     if name.startswith(CHANGEABLE):
         return True
+    linked = (workdir / "data").is_symlink()  # to another workdir's, which are not compared here
+    if name.startswith(UNTIL_MADE) and name not in NOT_COMPARED and not linked and (
+            not made_of_data(workdir)):
+        return True
     encoders = tuple(f"model.{section}." for section in ENCODER_SECTIONS)
     if overrides.lexical(earlier) and name.startswith(encoders):
-        return True
+        return not has_checkpoint(workdir / "retriever")
     prefix = next((prefix for prefix in FIRST_READ_BY if name.startswith(prefix)), None)
     if prefix is None:
         return False
     stage = FIRST_READ_BY[prefix]
-    folders = [workdir / folder for folder in (earlier.runs if stage is None else (stage,))]
+    readers = [run for run in earlier.runs if name not in RUNS[run].sets]
+    folders = [workdir / folder for folder in (readers if stage is None else (stage,))]
     begun = [folder for folder in folders if has_checkpoint(folder)]
     if not name.removeprefix(prefix).startswith(RATES):
         return not begun
@@ -298,12 +313,14 @@ def run_of(workdir: pathlib.Path, config: Config, named: str | None = None) -> s
       ConfigError: the workdir has no run of that name.
     """
     if named is None:
-        began = (run for run in config.runs
-                 if (workdir / run / "eval.json").is_file() or has_checkpoint(workdir / run))
-        return next(began, config.runs[0])
+        return next((run for run in config.runs if _has_begun(workdir, run)), config.runs[0])
     if named not in config.runs:
         raise ConfigError(f"{named!r} is no run: {workdir} has the runs {', '.join(config.runs)}")
     return named
+
+
+def _has_begun(workdir: pathlib.Path, run: str) -> bool:
+    return (workdir / run / "eval.json").is_file() or has_checkpoint(workdir / run)
 
 
 def read_run(workdir: pathlib.Path, named: str | None = None) -> Config:

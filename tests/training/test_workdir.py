@@ -119,6 +119,7 @@ def test_encoders_come_with_the_first_run_that_has_them(tmp_path):
     workdir.start(words, tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / DONE).touch()
+    (tmp_path / "generator" / "100").mkdir(parents=True)
     with pytest.raises(ConfigError, match="config.model.generator.layer_norm_eps"):
         workdir.start(replace(dense, {"model.generator.layer_norm_eps": 1.0}), tmp_path)
     workdir.start(dense, tmp_path)
@@ -127,6 +128,61 @@ def test_encoders_come_with_the_first_run_that_has_them(tmp_path):
     assert workdir.read(tmp_path) == replace(dense, {"runs": ("bm25", "rag_token")})
     with pytest.raises(ConfigError, match="config.model.retriever.layers: 2 there, 12 now"):
         workdir.start(replace(words, {"runs": ("bm25", "rag_sequence")}), tmp_path)
+
+
+@pytest.mark.parametrize("made", [None, "retriever/100", "indexes/2018", "data is a link"])
+@pytest.mark.parametrize("name, value", [
+    ("model.generator.vocab_size", 10), ("retrieval.scann_parts", 2), ("train.batch_size", 3),
+    ("model.head", "classification"), ("model.generator.family", "t5")])
+def test_until_something_is_made_of_the_data_a_refused_command_can_be_corrected(
+        tmp_path, name, value, made):
+    """A table smaller than its tokenizer was refused, and then so was a larger one."""
+    base = replace(Config(), {"eval.labels": ("yes", "no")})
+    data = tmp_path / ("other" if made == "data is a link" else "data")
+    data.mkdir()
+    (data / DONE).touch()
+    if made == "data is a link":
+        (tmp_path / "data").symlink_to(data)
+    elif made:
+        (tmp_path / made).mkdir(parents=True)
+    (tmp_path / "index").mkdir()
+    workdir.write(replace(base, {name: value}), tmp_path / "config.json")
+    if name.startswith("train.") or made is None and name in ("model.generator.vocab_size",
+                                                              "retrieval.scann_parts"):
+        workdir.start(base, tmp_path)
+        assert workdir.read(tmp_path) == base
+    else:
+        with pytest.raises(ConfigError, match=f"config.{name}: .* there"):
+            workdir.start(base, tmp_path)
+
+
+@pytest.mark.parametrize("begun, made", [(None, None), ("eval.json", None), ("7", None),
+                                         (None, "retriever/100")])
+@pytest.mark.parametrize("first, fields", [
+    ("closed_book", {"retrieval.k": 3}), ("bm25", {"model.retriever.passage_prefix": "passage: "})])
+def test_a_run_that_was_refused_before_it_began_can_be_corrected(
+        tmp_path, first, fields, begun, made):
+    """What it had named was kept, so that nothing else was taken."""
+    workdir.start(replace(Config(), {"runs": (first,)}), tmp_path)
+    (tmp_path / first / "5").mkdir(parents=True)
+    workdir.start(replace(Config(), {"runs": ("rag_token",), **fields}), tmp_path)
+    if begun:
+        (tmp_path / "rag_token" / begun).mkdir(parents=True)
+    if begun == "eval.json":
+        (tmp_path / "rag_token" / begun).rmdir()
+        workdir.begin_run(tmp_path, "rag_token", Config().eval)
+    if made:
+        (tmp_path / made).mkdir(parents=True)
+    name, = fields
+    again = replace(Config(), {"runs": ("rag_token",)})
+    if begun is None and (made is None or name == "retrieval.k"):
+        workdir.start(again, tmp_path)
+        assert workdir.read(tmp_path) == replace(again, {"runs": (first, "rag_token")})
+    elif begun == "eval.json" and name == "retrieval.k":
+        workdir.start(again, tmp_path)  # until its first checkpoint
+    else:
+        with pytest.raises(ConfigError, match=f"config.{name}: .* there"):
+            workdir.start(again, tmp_path)
 
 
 def test_each_run_is_evaluated_as_its_own_last_command_says(tmp_path):
