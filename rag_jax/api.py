@@ -182,10 +182,10 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
                           f"{' and the '.join(missing)}: config.model.generator.pretrained and "
                           "config.model.retriever.pretrained")
     for name in ("retriever", "k"):
-        if getattr(config.retrieval, name) in ("bm25", 0):
-            raise ConfigError(f"config.retrieval.{name}={getattr(config.retrieval, name)}: without "
-                              "a workdir, passages are read that an encoder finds; leave the field "
-                              "out, or name a run that finds some")
+        if (value := getattr(config.retrieval, name)) in ("bm25", 0):
+            raise ConfigError(f"run {config.runs[0]!r}: without a workdir, passages are read that "
+                              f"an encoder finds, and config.retrieval.{name} is {value}; leave "
+                              "the field out, or name another run")
     check_parts(config)
     return config
 

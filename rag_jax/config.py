@@ -53,8 +53,8 @@ class DataConfig:
         "", "folder or Hugging Face name; empty = train a byte-level BPE on the passages")
     retriever_tokenizer: str = field(
         "", "folder or Hugging Face name; empty = train an uncased WordPiece on the passages")
-    generator_vocab: int = field(8192, "size of a trained BPE", at_least=300, at_most=10**6)
-    retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100, at_most=10**6)
+    generator_vocab: int = field(8192, "size of a trained BPE", at_least=300, at_most=10**7)
+    retriever_vocab: int = field(8192, "size of a trained WordPiece", at_least=100, at_most=10**7)
     source_format: Literal["auto", "question_kept", "hugging_face", "question_first", "prompt",
                            "chat"] = field(
         "auto", "title / text // question, where a long input loses the end of its passage; or "

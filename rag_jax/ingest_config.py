@@ -26,7 +26,7 @@ DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # run
 RUNS = (*DENSE, *LEXICAL)
 # Fields that an ingest does not read: its passages are those of the documents, and arguments name
 # the questions.
-NOT_READ = (*workdirs.TRAINED_WITH, "data.chunk_words", "data.fictional_countries", "data.world_")
+NOT_READ = (*workdirs.TRAINED_WITH, "data.chunk_words")
 WARM_UPS = ("retriever_warmup.steps", "generator_warmup.steps")  # may be set to 0: there are none
 
 

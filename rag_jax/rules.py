@@ -47,10 +47,10 @@ def check_sections(config: Config) -> None:
 def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The checked configuration of a run with some dotted fields replaced, but those that the run
     sets by itself."""
-    config = replace(config, changes)
+    config = validate(replace(config, changes), resolved=True)
     for problem in set_otherwise(config, changes):
         raise ConfigError(f"{problem}; leave the field out, or name another run")
-    return validate(config, resolved=True)
+    return config
 
 
 def check_labels(config: Config) -> None:
@@ -345,8 +345,8 @@ def _decoder_only(config: Config, known: bool) -> Iterator[str]:
 def _stages(config: Config, trains: bool) -> Iterator[str]:
     retrieval = config.retrieval
     for name in ("train", "generator_warmup", "retriever_warmup"):
-        optimizer = getattr(config, name).optimizer
-        if optimizer.learning_rate * optimizer.weight_decay >= 1:
+        steps, optimizer = getattr(config, name).steps, getattr(config, name).optimizer
+        if trains and steps and optimizer.learning_rate * optimizer.weight_decay >= 1:
             yield (f"config.{name}.optimizer.weight_decay={optimizer.weight_decay}: with "
                    f"learning_rate={optimizer.learning_rate} a step would take away all of the "
                    "parameters, or more; their product must be below 1")

@@ -137,8 +137,7 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
 
 @pytest.mark.parametrize("fields", [
     {"data.passages": "p.tsv", "data.train": "t.tsv", "data.dev": "d.tsv"},
-    {"generator_warmup.steps": 3}, {"data.prompt": "Read."}, {"data.generator_tokenizer": "t"},
-    {"data.retriever_tokenizer": "t"}, {"data.world_task": "claims"},
+    {"generator_warmup.steps": 3}, {"data.prompt": "Read."}, {"data.world_task": "claims"},
     {"data.fictional_countries": 5}])
 def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     """Its figures would be those of the former file."""
@@ -174,6 +173,8 @@ def test_a_trained_model_is_opened_as_it_was_trained(path, name, value):
 
 
 @pytest.mark.parametrize("run, fields", [
+    ("rag_token", {"data.generator_tokenizer": "t"}),
+    ("rag_token", {"data.retriever_tokenizer": "t"}),
     ("rag_token", {"model.null_document": "bias"}),
     ("rag_token", {"train.document_encoder": "refresh", "retrieval.where": "device"}),
     ("rag_token", {"retrieval.retriever": "bm25", "train.query_encoder_rate": None}),
@@ -189,6 +190,9 @@ def test_a_trained_model_has_the_parts_that_were_trained(path, run, fields):
 def test_a_field_that_the_run_sets_is_refused_as_by_the_commands(path):
     with pytest.raises(ConfigError, match="run 'closed_book' sets config.retrieval.k=0; leave the"):
         api.load(path, "closed_book", config={"retrieval.k": 3})
+    for runs, told in (("nonsense", "no run 'nonsense'"), ((), "at least one"), (5, "expected")):
+        with pytest.raises(ConfigError, match=f"config.runs.*{told}"):
+            api.load(path, config={"runs": runs})
     assert api.load(path, "closed_book", config={"retrieval.k": 0}).config.retrieval.k == 0
     assert api.load(path, "rag_token", config={"retrieval.k": 3}).config.retrieval.k == 3
 
@@ -587,9 +591,10 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     *((lambda rag, name=name: rag_jax.load(index=".", config=dict.fromkeys(TOWERS, name)), HubError,
        "no workdir and no checkpoint '.*: there is no such folder") for name in UNUSABLE),
     *((lambda rag, name=name, given=given: rag_jax.load(index=".", config={**TOWERS, name: given}),
-       ConfigError, f"^config.{name}={given}: {told}") for name, given, told in (
-           ("retrieval.k", 0, "without a workdir, passages are read"),
-           ("model.null_document", "bias", "it is learned, and nothing has been trained"))),
+       ConfigError, told) for name, given, told in (
+           ("retrieval.k", 0, "^run 'rag_token': without a workdir, .*config.retrieval.k is 0;"),
+           ("model.null_document", "bias",
+            "^config.model.null_document=bias: it is learned, and nothing has been trained"))),
     (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
     (lambda rag: rag_jax.train(5, "x"), ConfigError, "5 is neither a Config"),
 ])

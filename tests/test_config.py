@@ -210,8 +210,8 @@ def test_the_section_of_another_is_refused(config, told):
     ("model.retriever.heads", "0", "config.model.retriever.heads=0: must be at least 1"),
     ("train.optimizer.learning_rate", "nan", "learning_rate=nan: must be a finite number"),
     ("train.optimizer.eps", "1e300", "eps=1e+300: must be a finite number of float32"),
-    ("data.generator_vocab", "1000000000", "generator_vocab=1000000000: must be at most 1000000"),
-    ("data.retriever_vocab", "1000000000", "retriever_vocab=1000000000: must be at most 1000000"),
+    ("data.generator_vocab", "1000000000", "generator_vocab=1000000000: must be at most 10000000"),
+    ("data.retriever_vocab", "1000000000", "retriever_vocab=1000000000: must be at most 10000000"),
     ("retriever_warmup.hard_negatives", "1001", "hard_negatives=1001: must be at most 1000"),
     ("retrieval.reorder", "2147483648", "reorder=2147483648: must be at most 2147483647"),
     ("generator_warmup.mask_ratio", "1.5", "mask_ratio=1.5: must be at most 1"),
@@ -284,9 +284,6 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     ({"model.head": "classification", "eval.labels": ("yes", "no"), "data.max_source_length": 50,
       "data.max_target_length": 9, "model.generator.max_positions": 50},
      "config.data.max_question_length=64: the model has 50 positions"),
-    ({"retriever_warmup.optimizer.learning_rate": 0.01,
-      "retriever_warmup.optimizer.weight_decay": 100.0},
-     "config.retriever_warmup.optimizer.weight_decay=100.0: with learning_rate=0.01"),
     ({"retriever_warmup.optimizer.accumulate": 2},
      "config.retriever_warmup.optimizer.accumulate: the passages of a batch"),
     ({"generator_warmup.batch_size": 10, "generator_warmup.optimizer.accumulate": 4},
@@ -339,6 +336,16 @@ def test_fields_that_contradict_each_other_are_refused(changes, told):
     with pytest.raises(ConfigError) as error:
         validate(replace(Config(), changes))
     assert told in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_decay_that_takes_all_parameters_away_is_refused_where_it_trains():
+    config = replace(Config(), {"retriever_warmup.optimizer.learning_rate": 0.01,
+                                "retriever_warmup.optimizer.weight_decay": 100.0})
+    with pytest.raises(ConfigError, match="config.retriever_warmup.optimizer.weight_decay=100.0: "
+                       "with learning_rate=0.01"):
+        validate(config, trains=True)
+    assert validate(config) == config, "it can be opened"
+    validate(replace(config, {"retriever_warmup.steps": 0}), trains=True)
 
 
 @pytest.mark.parametrize("changes", [

@@ -398,6 +398,34 @@ def test_documents_are_opened_with_what_is_there(folder, tmp_path, fields, told)
         rag_jax.load(tmp_path / "run", config=fields)
 
 
+@pytest.mark.parametrize("fields", [{"model.null_document": "bias"}, {
+    "model.head": "classification", "eval.labels": ("Oslo", "Rabat")}])
+def test_what_only_training_makes_is_no_part_of_a_workdir_before_it(folder, tmp_path, towers,
+                                                                    fields):
+    """A workdir that was to be trained with it could not be asked until then."""
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers, **fields})
+    rag = rag_jax.load(tmp_path / "run", config={"eval.k": 2})
+    answer, = rag.ask("Oslo?")
+    assert len(answer.passages) == 2
+    assert (rag.config.model.null_document, rag.config.model.head) == ("none", "none")
+    assert workdirs.read(tmp_path / "run").model.null_document == fields.get(
+        "model.null_document", "none"), "training has it"
+
+
+def test_a_source_without_a_tokenizer_is_read_by_the_one_that_is_named(folder, tmp_path, towers):
+    source = pathlib.Path(towers["model.generator.pretrained"])
+    shutil.copytree(source, tmp_path / "bare")
+    (tmp_path / "bare" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    bare = {**SMALL, **towers, "model.generator.pretrained": str(tmp_path / "bare")}
+    with pytest.raises(ConfigError, match="no tokenizer; name one with config.data.generator_to"):
+        rag_jax.ingest(folder, tmp_path / "run", config=bare)
+    rag_jax.ingest(folder, tmp_path / "run", config={
+        **bare, "data.generator_tokenizer": str(tmp_path / "tokenizer.json")})
+    rag_jax.ingest(folder, tmp_path / "other", config={**SMALL, **towers})
+    answers = [rag_jax.load(tmp_path / name).ask("Oslo?")[0] for name in ("run", "other")]
+    assert answers[0].text == answers[1].text and answers[0].log_prob == answers[1].log_prob
+
+
 def test_a_run_that_has_nothing_to_do_does_not_wait_for_jax(folder, tmp_path):
     """Its import takes most of the three seconds that such a run may take."""
     rag_jax.ingest(folder, tmp_path / "run")

@@ -98,9 +98,11 @@ class Maker:
 
 
 def _untrained(config: Config, run: str) -> Config:
-    """The configuration of a run without training: its steps are those of `rag_jax.ingest --train`,
-    which trains in another folder."""
-    return overrides.replace(overrides.for_run(config, run), {"train.steps": 0})
+    """The configuration of a run without training: its steps, and the parts of the model that they
+    make, are those of `rag_jax.ingest --train`, which trains in another folder."""
+    learned = {"model.null_document": "none", **(
+        {"model.head": "none"} if config.head_classes else {})}
+    return overrides.replace(overrides.for_run(config, run), {"train.steps": 0, **learned})
 
 
 def _job(config: Config, path: pathlib.Path) -> Job:
@@ -138,9 +140,11 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     if not isinstance(config, Config):
         config = changed(workdir.read_run(path, run), config or {})
     run = workdir.run_of(path, config, run)
+    made = overrides.for_run(workdir.read(path), run)
+    if {"model.null_document", "model.head"} & {*overrides.differences(made, config)}:
+        check_parts(config)
     config = _untrained(config, run)
-    check_parts(config)
-    _check_index(config, overrides.for_run(workdir.read(path), run), path)
+    _check_index(config, _untrained(made, run), path)
     folder = path / INDEX if index is None else pathlib.Path(index)
     opened = indexing.open_host_index(folder, overrides.lexical(config))
     check_k(config, opened, folder)

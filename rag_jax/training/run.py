@@ -34,7 +34,7 @@ from rag_jax.retrieval.bm25 import bm25_missing
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.scann import scann_missing
-from rag_jax.steps import steps_taken, warn_of_unfinished
+from rag_jax.steps import made_of_data, steps_taken, warn_of_unfinished
 from rag_jax.training import indexing, pretrained, weights, workdir
 from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.checkpoint import Checkpointer
@@ -83,8 +83,8 @@ def open_job(config: Config, path: pathlib.Path, check: bool = False) -> Job:
 
 
 def _prepare(config: Config, path: pathlib.Path) -> Prepared:
-    folders = functools.partial(pretrained.tokenizer_folder, config,
-                                required=not is_prepared(path))  # then it has a tokenizer
+    has_own = is_prepared(path) and bool(made_of_data(path))  # before that, data are made again
+    folders = functools.partial(pretrained.tokenizer_folder, config, required=not has_own)
     return hosts.first(lambda: prepare(config, path, folders, build_world) if hosts.leads()
                        else open_prepared(config, path))
 

@@ -29,10 +29,9 @@ def towers(config: Config) -> list[str]:
 
 def check_parts(config: Config) -> None:
     """Raises ConfigError for parts of a model that only training makes."""
-    head = config.model.head if config.head_classes else "generation"
-    for name, given, none in (("null_document", config.model.null_document, "none"),
-                              ("head", head, "generation")):
-        if given != none:
+    head = config.model.head if config.head_classes else "none"
+    for name, given in (("null_document", config.model.null_document), ("head", head)):
+        if given != "none":
             raise ConfigError(f"config.model.{name}={given}: it is learned, and nothing has been "
                               "trained here; leave the field out")
 

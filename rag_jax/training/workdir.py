@@ -7,13 +7,14 @@
 Until the data are prepared, a later command may change any field: a mistyped path is no reason for
 another workdir. After that, it may change
   - the fields of UNTIL_MADE, until a stage or an index is made of the data;
-  - what only runs read that have not begun, be it that they were refused;
   - the fields of CHANGEABLE;
   - the fields of a stage until its first checkpoint;
   - the fields of RATES of a stage that stopped because a number became NaN or infinite, until its
     next checkpoint;
-  - ENCODER_SECTIONS, if no run has an encoder. A command whose runs have none keeps those of the
-    workdir.
+  - ENCODER_SECTIONS, if no run has an encoder, and nothing was made by one. A command whose runs
+    have none keeps those of the workdir.
+
+Of runs, those count that have begun, if any has: another may have been refused.
 """
 
 import contextlib
@@ -45,13 +46,14 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "ev
 
 # Fields that are read in training alone: a command that opens the workdir may not change them.
 TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.generator_vocab",
-                "data.retriever_vocab", "data.generator_tokenizer", "data.retriever_tokenizer",
-                "data.world_", "data.fictional_countries", "retriever_warmup.", "generator_warmup.")
+                "data.retriever_vocab", "data.world_", "data.fictional_countries",
+                "retriever_warmup.", "generator_warmup.")
 # What an index of words holds.
 WORDS = ("retrieval.bm25_k1", "retrieval.bm25_b", "retrieval.bm25_language")
 # What a trained model is; but the fields CHANGEABLE and these, with which it may be opened at will.
 MODEL = ("model.retriever.", "model.query_encoder.", "model.document_encoder.",
-         "model.generator.", "model.rag.", "model.null_document.", "train.document_encoder.")
+         "model.generator.", "model.rag.", "model.null_document.", "train.document_encoder.",
+         "data.generator_tokenizer.", "data.retriever_tokenizer.")
 NOT_TRAINED = ("param_dtype", "dropout", "attention_dropout", "activation_dropout", "init_std",
                "position_init", "start_token", "end_tokens")
 
@@ -165,13 +167,15 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
         return False
     if name.startswith(CHANGEABLE):
         return True
-    linked = (workdir / "data").is_symlink()  # to another workdir's, which are not compared here
+    # Links lead to another workdir's data, which are not compared here.
+    linked = any((workdir / data).is_symlink() for data in ("data", "data/memories"))
     if name.startswith(UNTIL_MADE) and name not in NOT_COMPARED and not linked and (
             not made_of_data(workdir)):
         return True
     encoders = tuple(f"model.{section}." for section in ENCODER_SECTIONS)
     if overrides.lexical(earlier) and name.startswith(encoders):
-        return not has_checkpoint(workdir / "retriever")
+        return not has_checkpoint(workdir / "retriever") and not any(
+            (workdir / "indexes").glob("[!.]*"))
     prefix = next((prefix for prefix in FIRST_READ_BY if name.startswith(prefix)), None)
     if prefix is None:
         return False

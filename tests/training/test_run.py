@@ -239,3 +239,19 @@ def test_what_is_done_again_counts_once(tmp_path):
         pass
     kept = Clock(tmp_path).secs
     assert kept["report"] < 100 <= kept["rag_token"]
+
+
+@pytest.mark.parametrize(("there", "required"), [
+    ((), True), (("data/names.txt",), True), (("generator/5/x",), True),
+    (("data/names.txt", "generator/5/x"), False), (("data/names.txt", "indexes/2018/x"), False)])
+def test_a_source_needs_a_tokenizer_until_something_is_made_of_the_data(
+        tmp_path, monkeypatch, there, required):
+    """A source without one, which a corrected command named, was read by a tokenizer that was
+    trained on the passages."""
+    for name in there:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(run, "prepare", lambda config, path, folders, world: folders("generator"))
+    monkeypatch.setattr(run.pretrained, "tokenizer_folder",
+                        lambda config, tower, required: (tower, required))
+    assert run._prepare(Config(), tmp_path) == ("generator", required)

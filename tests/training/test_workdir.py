@@ -130,7 +130,8 @@ def test_encoders_come_with_the_first_run_that_has_them(tmp_path):
         workdir.start(replace(words, {"runs": ("bm25", "rag_sequence")}), tmp_path)
 
 
-@pytest.mark.parametrize("made", [None, "retriever/100", "indexes/2018", "data is a link"])
+@pytest.mark.parametrize("made", [None, "retriever/100", "indexes/2018", "data is a link",
+                                  "data/memories is a link"])
 @pytest.mark.parametrize("name, value", [
     ("model.generator.vocab_size", 10), ("retrieval.scann_parts", 2), ("train.batch_size", 3),
     ("model.head", "classification"), ("model.generator.family", "t5")])
@@ -138,11 +139,13 @@ def test_until_something_is_made_of_the_data_a_refused_command_can_be_corrected(
         tmp_path, name, value, made):
     """A table smaller than its tokenizer was refused, and then so was a larger one."""
     base = replace(Config(), {"eval.labels": ("yes", "no")})
-    data = tmp_path / ("other" if made == "data is a link" else "data")
-    data.mkdir()
-    (data / DONE).touch()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / DONE).touch()
     if made == "data is a link":
-        (tmp_path / "data").symlink_to(data)
+        (tmp_path / "data").rename(tmp_path / "other")
+        (tmp_path / "data").symlink_to(tmp_path / "other")
+    elif made == "data/memories is a link":
+        (tmp_path / "data" / "memories").symlink_to(tmp_path)
     elif made:
         (tmp_path / made).mkdir(parents=True)
     (tmp_path / "index").mkdir()
@@ -157,7 +160,7 @@ def test_until_something_is_made_of_the_data_a_refused_command_can_be_corrected(
 
 
 @pytest.mark.parametrize("begun, made", [(None, None), ("eval.json", None), ("7", None),
-                                         (None, "retriever/100")])
+                                         (None, "retriever/100"), (None, "indexes/2018")])
 @pytest.mark.parametrize("first, fields", [
     ("closed_book", {"retrieval.k": 3}), ("bm25", {"model.retriever.passage_prefix": "passage: "})])
 def test_a_run_that_was_refused_before_it_began_can_be_corrected(
