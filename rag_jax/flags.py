@@ -186,8 +186,7 @@ def parse_with_config(parser: argparse.ArgumentParser, argv: Sequence[str] | Non
                         for name in overrides.differences(base, config)}
     # The fields that a file sets are meant for the runs that it names.
     own = [] if load or "runs" in changes else overrides.not_default(config)
-    for problem in overrides.set_otherwise(config, [*changes, *own]):
-        raise ConfigError(f"{problem}; leave the field out, or name another run")
+    rules.check_set_by_runs(config, [*changes, *own])
     return options, config
 
 

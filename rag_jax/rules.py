@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rag_jax.config import RUNS, Config, ConfigError
@@ -48,9 +48,15 @@ def changed(config: Config, changes: Mapping[str, Any]) -> Config:
     """The checked configuration of a run with some dotted fields replaced, but those that the run
     sets by itself."""
     config = validate(replace(config, changes), resolved=True)
-    for problem in set_otherwise(config, changes):
-        raise ConfigError(f"{problem}; leave the field out, or name another run")
+    check_set_by_runs(config, changes)
     return config
+
+
+def check_set_by_runs(config: Config, names: Iterable[str]) -> None:
+    """Raises a ConfigError for the first of the fields `names` to which every run of the
+    configuration gives another value."""
+    for problem in set_otherwise(config, names):
+        raise ConfigError(f"{problem}; leave the field out, or name another run")
 
 
 def check_labels(config: Config) -> None:

@@ -48,17 +48,17 @@ CHANGEABLE = ("runs", "tensorboard", "data.data_dir", "data.length_buckets", "ev
 TRAINED_WITH = ("data.passages", "data.train", "data.dev", "data.test", "data.generator_vocab",
                 "data.retriever_vocab", "data.world_", "data.fictional_countries",
                 "retriever_warmup.", "generator_warmup.")
+# Fields of config.model that runs which retrieve by words neither read nor resolve.
+ENCODER_SECTIONS = ("retriever", "query_encoder", "document_encoder")
+ENCODERS = tuple(f"model.{section}." for section in ENCODER_SECTIONS)
 # What an index of words holds.
 WORDS = ("retrieval.bm25_k1", "retrieval.bm25_b", "retrieval.bm25_language")
 # What a trained model is; but the fields CHANGEABLE and these, with which it may be opened at will.
-MODEL = ("model.retriever.", "model.query_encoder.", "model.document_encoder.",
-         "model.generator.", "model.rag.", "model.null_document.", "train.document_encoder.",
-         "data.generator_tokenizer.", "data.retriever_tokenizer.")
+MODEL = (*ENCODERS, "model.generator.", "model.rag.", "model.null_document.",
+         "train.document_encoder.", "data.generator_tokenizer.", "data.retriever_tokenizer.")
 NOT_TRAINED = ("param_dtype", "dropout", "attention_dropout", "activation_dropout", "init_std",
                "position_init", "start_token", "end_tokens")
 
-# Fields of config.model that runs which retrieve by words neither read nor resolve.
-ENCODER_SECTIONS = ("retriever", "query_encoder", "document_encoder")
 # Prefix of a field -> the folder of the first stage that reads it; None = the folders of runs.
 FIRST_READ_BY = {"retriever_warmup.": "retriever", "generator_warmup.": "generator",
                  "train.": None, "retrieval.k": None, "retrieval.staleness": None}
@@ -172,8 +172,7 @@ def _may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
     if name.startswith(UNTIL_MADE) and name not in NOT_COMPARED and not linked and (
             not made_of_data(workdir)):
         return True
-    encoders = tuple(f"model.{section}." for section in ENCODER_SECTIONS)
-    if overrides.lexical(earlier) and name.startswith(encoders):
+    if overrides.lexical(earlier) and name.startswith(ENCODERS):
         return not has_checkpoint(workdir / "retriever") and not any(
             (workdir / "indexes").glob("[!.]*"))
     prefix = next((prefix for prefix in FIRST_READ_BY if name.startswith(prefix)), None)
@@ -195,7 +194,6 @@ def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
                        *further: str) -> None:
     """Raises ConfigError where a field of TRAINED_WITH or `further`, a prompt that is not read, or
     what a tower is, differs from what a workdir was trained with."""
-    encoders = tuple(f"model.{section}." for section in ENCODER_SECTIONS)
     for name in overrides.differences(trained, config):
         asked = (f"config.{name}={overrides.shown(value(config, name))}: {workdir} was trained "
                  f"with {overrides.shown(value(trained, name)) or '(none)'}")
@@ -205,7 +203,7 @@ def check_trained_with(config: Config, trained: Config, workdir: pathlib.Path,
                 f"{asked}, and this would change nothing; other questions are named with "
                 "--questions, in Python evaluate(FILE), other passages with --index")
         may = name.startswith(CHANGEABLE) or name.rpartition(".")[2] in NOT_TRAINED or (
-            overrides.lexical(config) and name.startswith(encoders))
+            overrides.lexical(config) and name.startswith(ENCODERS))
         words = name == "retrieval.retriever" and overrides.lexical(config) != (
             overrides.lexical(trained))
         if words or f"{name}.".startswith(MODEL) and not may:
