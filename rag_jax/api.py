@@ -23,7 +23,7 @@ from rag_jax.documents import workdir as documents
 from rag_jax.models.rag import TOWERS
 from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.publish import staged, staging
-from rag_jax.training import document_encoder, indexing, pretrained
+from rag_jax.training import changes, document_encoder, indexing, pretrained
 from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.ingested import open_ingested
@@ -71,9 +71,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     local = workdirs.exists(path) or path.is_dir() and not (path / "config.json").is_file()
     if not local:
         return _open_checkpoint(str(source), run, step, index, config)
-    run, config, trained = _run_config(path, run, config)
-    if config.retrieval.retriever == "bm25":  # the weights of words are in its index
-        workdirs.check_trained_with(config, trained, path, *workdirs.WORDS)
+    run, config = _run_config(path, run, config)
     if index is not None and not config.retrieval.k:
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     job = training.open_job(config, path)
@@ -97,9 +95,11 @@ def _whole(step: int) -> int:
                           "best") from None
 
 
-def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[str, Any] | None
-                ) -> tuple[str, Config, Config]:
-    """(name of a workdir's run, its configuration with fields replaced, that of its training).
+def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[str, Any] | None,
+                indexes: bool = False) -> tuple[str, Config]:
+    """(name of a workdir's run, its configuration with fields replaced).
+
+    indexes: it is opened to build an index.
 
     Raises:
       ConfigError: the workdir has no such run, or was trained with another value of a field.
@@ -107,10 +107,8 @@ def _run_config(path: pathlib.Path, run: str | None, config: Config | Mapping[st
     config = _checked(config, lambda: workdirs.read_run(path, run))
     run = workdirs.run_of(path, config, run)
     config, record = overrides.for_run(config, run), workdirs.read(path)
-    trained = overrides.for_run(record, run)
-    workdirs.check_trained_with(config, trained, path)
-    workdirs.check_weight(config, trained, path)
-    return run, workdirs.check_classes(config, record.classes, path), trained
+    changes.check_opened(config, overrides.for_run(record, run), path, indexes)
+    return run, changes.check_classes(config, record.classes, path)
 
 
 def _checked(config: Config | Mapping[str, Any] | None, base: Callable[[], Config]) -> Config:
@@ -259,7 +257,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
                     f"--workdir={workdir}: a workdir of rag_jax.ingest, where nothing is trained "
                     "and the index is that of its documents; leave it out, and name encoder and "
                     "generator by --config.model")
-            run, config, _ = _run_config(path, run, config)
+            run, config = _run_config(path, run, config, indexes=True)
             trained = path / run
             job = training.open_job(config, path)
         return _build(job, trained, str(passages), target, queries, overwrite)

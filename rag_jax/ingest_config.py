@@ -20,13 +20,11 @@ from rag_jax.documents.folder import FolderEntry, content_of
 from rag_jax.documents.workdir import INDEX, TRAINED, Record
 from rag_jax.errors import near_matches
 from rag_jax.retrieval.bm25 import bm25_missing
+from rag_jax.training import changes
 from rag_jax.training import workdir as workdirs
 
 DENSE, LEXICAL = ("rag_token", "rag_sequence"), ("bm25", "bm25_sequence")  # runs of a workdir
 RUNS = (*DENSE, *LEXICAL)
-# Fields that an ingest does not read: its passages are those of the documents, and arguments name
-# the questions.
-NOT_READ = (*workdirs.TRAINED_WITH, "data.chunk_words")
 WARM_UPS = ("retriever_warmup.steps", "generator_warmup.steps")  # may be set to 0: there are none
 
 
@@ -67,8 +65,7 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
     not_default = overrides.not_default(config)
     for name in overrides.differences(base, config):
         value = overrides.value(config, name)
-        unread = name.startswith(NOT_READ) and (value or name not in WARM_UPS)
-        if unread and name in not_default:
+        if _is_unread(name) and name in not_default and (value or name not in WARM_UPS):
             raise ConfigError(
                 f"config.{name}={overrides.shown(value)}: would change nothing: the passages are "
                 "those of the documents, divided by --words or --tokens (in Python chunking=), "
@@ -80,6 +77,13 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
     if overrides.lexical(config) and (missing := bm25_missing("documents")):
         raise ConfigError(f"without an encoder, words are searched by BM25: {missing}")
     return rules.validate(config)
+
+
+def _is_unread(name: str) -> bool:
+    """Whether an ingest does not read a dotted field: its passages are those of the documents,
+    arguments name the questions, and nothing is warmed up."""
+    return name == "data.chunk_words" or changes.rule(name).opened == "unread" and (
+        name.startswith(("data.", "retriever_warmup.", "generator_warmup.")))
 
 
 def with_runs(config: Config, named: bool = False) -> Config:
@@ -160,8 +164,8 @@ def check_trained(config: Config, path: pathlib.Path) -> None:
         return
     before = workdirs.read(path)
     for name in overrides.differences(before, config):
-        if name.startswith(("seed", "data.", "model.", "retrieval.")) and not name.startswith(
-                workdirs.CHANGEABLE):
+        if name.startswith(("seed", "data.", "model.", "retrieval.")) and not (
+                changes.always(name)):
             raise ConfigError(
                 f"config.{name}: {path / TRAINED} was trained with "
                 f"{overrides.shown(overrides.value(before, name))}; leave it as it is, or name "

@@ -69,9 +69,9 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
     except Exception as error:
         of_device = type(error).__name__ == "JaxRuntimeError"
         if of_device and "RESOURCE_EXHAUSTED" in str(error):
-            return (f"error: a device has too little memory ({error}); lower batch_size "
-                    "(of an index, retrieval.embed_batch_size) or length, or use more devices: "
-                    "python -m rag_jax.compile_report tells what fits")
+            return (f"error: a device has too little memory ({error}); lower batch_size (of an "
+                    "index, retrieval.embed_batch_size), length or retrieval.capacity, or use more "
+                    "devices: python -m rag_jax.compile_report tells what fits")
         print(visible_lines(traceback.format_exc()), file=sys.stderr)
         defect = DEFECT.format(", ".join(f"{name} {v}" for name, v in _versions().items()))
         if of_device and hosts.connected() and hosts.count() > 1:

@@ -5,6 +5,7 @@ import pathlib
 import re
 
 from rag_jax import hosts
+from rag_jax.retrieval.json_files import read_sealed, write_sealed
 
 
 def _step_of(name: str) -> int | None:
@@ -70,3 +71,25 @@ def warn_of_unfinished(folder: pathlib.Path, steps: int, use: str = "",
     if taken is not None and taken < steps:
         hosts.warn(f"{folder}: has taken {taken} of {steps} steps{use}; to finish it, give the "
                    "command again that began it")
+
+
+def stop(folder: pathlib.Path, step: int, why: str, checkpoint: int | None) -> None:
+    """Records that a stage stopped at a step because a number became NaN or infinite.
+
+    checkpoint: the step of its last checkpoint; None = it has none.
+    """
+    write_sealed(folder / "stopped.json",
+                 {"step": step, "why": why, "checkpoint": checkpoint})
+
+
+def has_stopped(folder: pathlib.Path) -> bool:
+    """Whether `stop` was called for a stage that has saved no checkpoint since.
+
+    Raises:
+      RetrievalError: stopped.json is damaged.
+    """
+    file = folder / "stopped.json"
+    if not file.is_file():
+        return False
+    kept = read_sealed(file).get("checkpoint")
+    return last_step(folder) == kept

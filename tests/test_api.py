@@ -28,7 +28,7 @@ from rag_jax.hub.load import HubError
 from rag_jax.retrieval.hybrid import WORDS
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.training import pretrained, run_index, workdir
+from rag_jax.training import changes, pretrained, run_index, workdir
 from rag_jax.training.job import Job
 from rag_jax.training.run_index import check_tokens
 
@@ -138,7 +138,8 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
 @pytest.mark.parametrize("fields", [
     {"data.passages": "p.tsv", "data.train": "t.tsv", "data.dev": "d.tsv"},
     {"generator_warmup.steps": 3}, {"data.prompt": "Read."}, {"data.world_task": "claims"},
-    {"data.fictional_countries": 5}])
+    {"data.fictional_countries": 5}, {"train.batch_size": 3}, {"train.optimizer.b1": 0.5},
+    {"dropout_keys": "unsafe_rbg"}])
 def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     """Its figures would be those of the former file."""
     told = "config.({}): .*would change nothing".format(
@@ -169,13 +170,15 @@ def test_a_trained_model_is_opened_as_it_was_trained(path, name, value):
     assert api.load(path, config={field: same}).config.model == before.model
     if not name.startswith("generator"):  # where passages are found by their words, none is read
         lexical = overrides.replace(before, {"retrieval.retriever": "bm25"})
-        workdir.check_trained_with(overrides.replace(lexical, {field: value}), lexical, path)
+        changes.check_opened(overrides.replace(lexical, {field: value}), lexical, path)
 
 
 @pytest.mark.parametrize("run, fields", [
     ("rag_token", {"data.generator_tokenizer": "t"}),
     ("rag_token", {"data.retriever_tokenizer": "t"}),
     ("rag_token", {"model.null_document": "bias"}),
+    ("rag_token", {"train.bm25_weight_rate": 0.1, "retrieval.retriever": "hybrid",
+                   "retrieval.fusion": "convex"}),
     ("rag_token", {"train.document_encoder": "refresh", "retrieval.where": "device"}),
     ("rag_token", {"retrieval.retriever": "bm25", "train.query_encoder_rate": None}),
     ("closed_book", {"retrieval.retriever": "bm25"})])
@@ -200,7 +203,8 @@ def test_a_field_that_the_run_sets_is_refused_as_by_the_commands(path):
 @pytest.mark.parametrize("fields", [
     {"model.generator.dtype": "bfloat16", "model.generator.param_dtype": "bfloat16"},
     {"model.retriever.dtype": "bfloat16", "model.generator.end_tokens": (5,)},
-    {"model.retriever.dropout": 0.3, "model.generator.attention_dropout": 0.2}])
+    {"model.retriever.dropout": 0.3, "model.generator.attention_dropout": 0.2},
+    {"train.keep": 7, "generator_warmup.log_every": 3}])
 def test_how_a_trained_model_computes_is_set_at_will(path, fields):
     for name, value in fields.items():
         assert overrides.value(api.load(path, config=fields).config, name) == value
@@ -725,3 +729,12 @@ def test_words_are_counted_as_their_index_says(path):
     workdir.start(config, path)
     with pytest.raises(ConfigError, match="config.retrieval.bm25_k1=5.0: .*trained with 0.9"):
         api.load(path, "bm25", config={"retrieval.bm25_k1": 5.0})
+
+
+def test_an_index_of_words_is_built_with_any_values(path, monkeypatch):
+    config = overrides.replace(workdir.read(path), {"runs": ("bm25",)})
+    workdir.start(config, path)
+    built = []
+    monkeypatch.setattr(api, "_build", lambda job, *_: built.append(job.config.retrieval.bm25_k1))
+    rag_jax.build_index("p.tsv", path / "i", path, run="bm25", config={"retrieval.bm25_k1": 5.0})
+    assert built == [5.0]

@@ -19,7 +19,7 @@ from rag_jax.data.inputs import QUESTIONS
 from rag_jax.files import quick_digest
 from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Asked, Cell, File, Measurement
-from rag_jax.training.workdir import CHANGEABLE
+from rag_jax.training import changes
 
 CHECKOUT = pathlib.Path(__file__).parents[2]
 SOURCES = ("rag_jax", "configs", "setup.py")  # what a result depends on
@@ -38,7 +38,7 @@ def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
           what: Asked | None = None) -> str:
     """Why a result with this record (None = without one) is not the cell's; empty if it is.
 
-    Fields that may differ between commands on a workdir (`workdir.CHANGEABLE`) do not count, but
+    Fields that may differ between commands on a workdir (`changes.always`) do not count, but
     for how the cell itself answers, `config.eval`. Nor does a file that has been removed since.
     """
     if made is None:
@@ -54,7 +54,7 @@ def stale(made: Mapping[str, Any] | None, cell: Cell, root: pathlib.Path,
     changed = [f"config.{name}: {value(a, name)!r} there, {value(b, name)!r} now"
                for number, (a, b) in enumerate(zip(earlier, now, strict=True))
                for name in overrides.differences(a, b)
-               if not name.startswith(CHANGEABLE) or number == 0 and name.startswith("eval.")]
+               if not changes.always(name) or number == 0 and name.startswith("eval.")]
     read = made.get("files", {})
     asked = {name: file for name, file in _asked(cell, what).items() if name in read}
     files = {**asked, **cell.files(what)}  # earlier versions did not note what the cell asks

@@ -21,7 +21,7 @@ from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.rules import changed
-from rag_jax.training import indexing, pretrained, workdir
+from rag_jax.training import changes, indexing, pretrained, workdir
 from rag_jax.training.job import Job, fingerprint
 from rag_jax.training.opened import Rag
 from rag_jax.training.run_index import check_k, check_tokens
@@ -121,10 +121,10 @@ def _check_index(config: Config, made: Config, path: pathlib.Path) -> None:
     by an encoder, without one, or by words with other settings of BM25, whose index holds their
     weights."""
     words, encoders = overrides.lexical(config), [
-        f"model.{name}.pretrained" for name in workdir.ENCODER_SECTIONS]
+        f"model.{name}.pretrained" for name in changes.ENCODER_SECTIONS]
     for name in overrides.differences(made, config):
         fixed = name == "retrieval.retriever" and words != overrides.lexical(made)
-        if fixed or words and name.startswith((*workdir.WORDS, *encoders)) or (
+        if fixed or words and name.startswith((*changes.WORDS, *encoders)) or (
                 name in encoders and not overrides.value(config, name)):
             now, then = (overrides.shown(overrides.value(one, name)) for one in (config, made))
             raise ConfigError(f"config.{name}={now}: {path} was indexed with {then or '(none)'}; "

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from rag_jax import hosts, parallel
+from rag_jax import hosts, parallel, steps
 from rag_jax.errors import NotFiniteError, Preempted, UserError
-from rag_jax.training import tree_record, workdir
+from rag_jax.training import tree_record
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.log import MetricWriter, Progress
@@ -358,7 +358,7 @@ class _Loop:
         section = f"{name}_warmup" if name in ("retriever", "generator") else "train"
         last = self.checkpointer.latest_here()  # waits for a save under way
         if hosts.leads():
-            workdir.stop(stage.directory, step, what, last)
+            steps.stop(stage.directory, step, what, last)
         rates = f"a lower config.{section}.optimizer.learning_rate, or a longer warmup_steps"
         if last is not None and self.saved_losses.have_grown:
             # Of a run, other runs of the workdir have the rate, too.

@@ -35,7 +35,7 @@ from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.rules import changed
 from rag_jax.searching import search
-from rag_jax.training import document_encoder, indexing, on_device, pretrained
+from rag_jax.training import changes, document_encoder, indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
@@ -474,7 +474,7 @@ class Rag:
     def _as_asked(self, how: Mapping[str, Any]) -> Config:
         asked = {**dict.fromkeys(self.said), **how}
         config = changed(self.config, {f"eval.{name}": value for name, value in asked.items()})
-        config = workdirs.check_classes(config, self.config.classes, self.job.workdir)
+        config = changes.check_classes(config, self.config.classes, self.job.workdir)
         return pretrained.with_generation_defaults(config, self.said)
 
     def _check_answers(self) -> None:

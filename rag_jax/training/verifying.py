@@ -15,7 +15,7 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.verification import VerifiedFiles, open_digests
 from rag_jax.retrieval.versions import POINTER, current, opened, read_pointer, versions_of
-from rag_jax.steps import steps_in
+from rag_jax.steps import has_stopped, steps_in
 from rag_jax.training import document_encoder, weights, workdir
 from rag_jax.training.checkpoint import (
     CheckpointDamaged,
@@ -164,7 +164,7 @@ _RECORDS = (
     ("config.json", "settings", _settings),
     ("seconds.json", "times", lambda file: Clock(file.parent)),
     ("*/eval.json", "settings", lambda file: workdir.eval_of(file.parents[1], file.parent.name)),
-    ("*/stopped.json", "note of a stop", lambda file: workdir.has_stopped(file.parent)),
+    ("*/stopped.json", "note of a stop", lambda file: has_stopped(file.parent)),
     (f"data/{inputs.RECORD}", "what the data were made from", inputs.read),
     (weights.RECORD, "what training began from", weights.read),
 )

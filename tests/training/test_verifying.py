@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from rag_jax import steps
 from rag_jax.cli import verify
 from rag_jax.config import Config
 from rag_jax.config_files import to_json
@@ -155,7 +156,7 @@ def test_every_damaged_file_is_named(made, tmp_path, capsys):
     """Also where one is damaged before the other, and where an array of a checkpoint is, or the
     words that an index of embeddings is joined with."""
     path = shutil.copytree(made[1], tmp_path / "w")
-    workdir.stop(path / "rag_token", 4, "nll is NaN", 3)
+    steps.stop(path / "rag_token", 4, "nll is NaN", 3)
     arrays = max((path / "rag_token" / "3" / "params").rglob("d/*"), key=lambda f: f.stat().st_size)
     damaged = ["config.json", "seconds.json", "rag_token/eval.json", "rag_token/stopped.json",
                "data/generator_tokenizer/tokenizer.json", "data/inputs.json",

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from rag_jax import hosts, overrides
+from rag_jax import hosts, overrides, steps
 from rag_jax.config import Config, ConfigError
 from rag_jax.data.inputs import DONE
 from rag_jax.errors import UserError
 from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import RetrievalError
-from rag_jax.training import workdir
+from rag_jax.training import changes, workdir
 from rag_jax.training.run import check_k
 
 
@@ -70,14 +70,10 @@ def changed_value(name):
     return (default or 0) + 1
 
 
-def changeable(name):
-    return name.startswith(workdir.CHANGEABLE)
-
-
 STAGES = ("retriever", "generator", "rag_token")
 
 
-@pytest.mark.parametrize("name", [n for n in overrides.fields() if not changeable(n)])
+@pytest.mark.parametrize("name", [n for n in overrides.fields() if not changes.always(n)])
 def test_another_value_of_a_field_that_shapes_the_model_is_refused(tmp_path, name):
     """Silently going on would train the rest of a run with other data, sizes or rates."""
     base = Config()
@@ -93,7 +89,7 @@ def test_another_value_of_a_field_that_shapes_the_model_is_refused(tmp_path, nam
     assert workdir.read(tmp_path) == base, "the refused command must leave no trace"
 
 
-@pytest.mark.parametrize("name", [n for n in overrides.fields() if changeable(n)
+@pytest.mark.parametrize("name", [n for n in overrides.fields() if changes.always(n)
                                   and n != "eval.prefix_mib"])  # of decoder-only generators
 def test_fields_that_change_no_result_of_earlier_stages_may_differ(tmp_path, name):
     workdir.start(Config(), tmp_path)
@@ -203,17 +199,21 @@ def test_each_run_is_evaluated_as_its_own_last_command_says(tmp_path):
         workdir.read_run(tmp_path, "rag_token")
 
 
-def test_changeable_names_are_fields():
-    """A renamed field would silently stop being changeable."""
-    rates = [f"train.{name}" for name in workdir.RATES]
-    for prefix in (*workdir.CHANGEABLE, *workdir.FIRST_READ_BY, *rates):
-        assert any(name.startswith(prefix) for name in overrides.fields()), prefix
+def test_what_has_a_rule_is_a_field_or_a_section():
+    """The rule of a renamed field would silently be that of its section."""
+    names = {*overrides.fields()}
+    sections = {name[:end] for name in names for end, c in enumerate(name) if c == "."}
+    rates = {f"train.optimizer.{name}" for name in changes.RATES}
+    for name in ({*changes.RULES} | rates) - names - sections:  # said of all towers alike
+        assert name.rpartition(".")[0] in ("model.retriever", "model.reranker")
+        assert f"model.generator.{name.rpartition('.')[2]}" in names
+    assert {name.partition(".")[0] for name in names} <= {*changes.RULES}
 
 
 def test_seed_data_sizes_and_steps_are_not_changeable():
     for name in ("seed", "data.passages", "model.generator.width", "train.steps", "retrieval.k",
                  "train.batch_size", "retrieval.staleness", "train.optimizer.learning_rate"):
-        assert not changeable(name)
+        assert not changes.always(name)
 
 
 def test_every_changed_field_is_told(tmp_path):
@@ -288,7 +288,7 @@ def test_a_stage_that_stopped_at_nan_may_go_on_with_another_rate(tmp_path):
     (tmp_path / "rag_token" / "4").mkdir(parents=True)
     with pytest.raises(ConfigError, match="learning_rate"):
         workdir.start(replace(base, lower), tmp_path)
-    workdir.stop(tmp_path / "rag_token", 7, "nll became NaN", 4)
+    steps.stop(tmp_path / "rag_token", 7, "nll became NaN", 4)
     for field, value in (("train.batch_size", 2), ("train.optimizer.clip_norm", 0.5),
                          ("retriever_warmup.optimizer.learning_rate", 1.0)):
         (tmp_path / "retriever" / "6").mkdir(parents=True, exist_ok=True)

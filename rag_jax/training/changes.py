@@ -1,0 +1,173 @@
+"""Which fields of a configuration a later command on a workdir may set otherwise.
+
+`RULES` has the answer for every field: until when a later training may, and what another value
+would be to a command that opens the workdir, to answer or to evaluate.
+"""
+
+import pathlib
+from typing import Literal, NamedTuple
+
+from rag_jax import overrides
+from rag_jax.config import RUNS, Config, ConfigError
+from rag_jax.overrides import shown, value
+from rag_jax.steps import has_checkpoint, has_stopped, made_of_data, steps_taken
+
+
+class Rule(NamedTuple):
+    """Which commands may set a field otherwise than a workdir has it.
+
+    Attributes:
+      until: when a later training no longer may: never; once the data are prepared; once a stage or
+        an index is made of them; once there is a checkpoint of the warm-up of that name; or of a
+        run that reads the field. Before the data are prepared, it may set every field.
+      opened: what another value is to who opens the workdir: free to choose; unread, as only
+        training reads it; another model than was trained.
+    """
+
+    until: Literal["never", "data", "made", "retriever", "generator", "run"]
+    opened: Literal["free", "unread", "model"]
+
+
+# A field, or a section of fields -> its rule. Of several, the narrowest holds.
+RULES = {
+    "seed": Rule("data", "free"),
+    "dropout_keys": Rule("data", "unread"),
+    **dict.fromkeys(("runs", "tensorboard", "eval", "mesh"), Rule("never", "free")),
+    "data": Rule("data", "free"),
+    **dict.fromkeys(("data.data_dir", "data.length_buckets"), Rule("never", "free")),
+    **dict.fromkeys(("data.passages", "data.train", "data.dev", "data.test",
+                     "data.fictional_countries", "data.world_task", "data.world_cards",
+                     "data.world_seed", "data.generator_vocab", "data.retriever_vocab"),
+                    Rule("data", "unread")),
+    **dict.fromkeys(("data.generator_tokenizer", "data.retriever_tokenizer"),
+                    Rule("data", "model")),
+    "model": Rule("made", "model"),
+    "model.head": Rule("data", "free"),  # `check_classes` compares it
+    "model.generator.family": Rule("data", "model"),
+    "model.reranker": Rule("made", "free"),
+    **{f"model.{tower}.{name}": Rule("made", "free")
+       for tower in ("retriever", "generator")
+       for name in ("param_dtype", "dropout", "attention_dropout", "activation_dropout",
+                    "init_std", "position_init", "start_token", "end_tokens")},
+    **{f"model.{tower}.{name}": Rule("never", "free")  # how a model is computed
+       for tower in ("retriever", "generator", "reranker")
+       for name in ("dtype", "remat", "fused_attention", "logit_chunk")},
+    "retrieval": Rule("made", "free"),
+    **dict.fromkeys(("retrieval.embed_batch_size", "retrieval.capacity"), Rule("never", "free")),
+    "retrieval.k": Rule("run", "free"),
+    "retrieval.staleness": Rule("run", "unread"),
+    "retriever_warmup": Rule("retriever", "unread"),
+    "generator_warmup": Rule("generator", "unread"),
+    "train": Rule("run", "unread"),
+    **dict.fromkeys(("train.document_encoder", "train.bm25_weight_rate"), Rule("run", "model")),
+    **dict.fromkeys(("train.keep", "train.collapse_guard"), Rule("never", "free")),
+    **{f"{stage}.{name}": Rule("never", "free")
+       for stage in ("train", "retriever_warmup", "generator_warmup")
+       for name in ("log_every", "optimizer.update_ratios")},
+}
+# What a stage that stopped may change before it goes on: the optimiser's state does not depend on
+# it.
+RATES = ("learning_rate", "warmup_steps", "end_fraction")
+# Fields of config.model that runs which retrieve by words neither read nor resolve.
+ENCODER_SECTIONS = ("retriever", "query_encoder", "document_encoder")
+# What an index of words was built with.
+WORDS = ("retrieval.bm25_k1", "retrieval.bm25_b", "retrieval.bm25_language")
+
+
+def rule(name: str) -> Rule:
+    """The rule of a dotted field."""
+    while name not in RULES:
+        name = name.rpartition(".")[0]
+    return RULES[name]
+
+
+def always(name: str) -> bool:
+    """Whether every command may set a dotted field otherwise: no result depends on it, or only
+    that of the command."""
+    return rule(name).until == "never"
+
+
+def may_change(name: str, earlier: Config, workdir: pathlib.Path) -> bool:
+    """Whether a training may set a field otherwise than `earlier`, the configuration of a workdir
+    whose data are prepared."""
+    until = rule(name).until
+    if until == "never":
+        return name != "eval.labels" or not earlier.classes
+    if _encodes(name) and overrides.lexical(earlier) and not (
+            has_checkpoint(workdir / "retriever") or any((workdir / "indexes").glob("[!.]*"))):
+        return True
+    if until == "made":
+        # Links lead to another workdir's data, which are not compared with its configuration.
+        linked = any((workdir / data).is_symlink() for data in ("data", "data/memories"))
+        return not linked and not made_of_data(workdir)
+    if until == "data":
+        return False
+    stages = [run for run in earlier.runs if name not in RUNS[run].sets] if until == "run" else (
+        [until])
+    begun = [workdir / stage for stage in stages if has_checkpoint(workdir / stage)]
+    section, _, field = name.partition(".optimizer.")
+    if field not in RATES:
+        return not begun
+    unfinished = [folder for folder in begun
+                  if steps_taken(folder) < value(earlier, f"{section}.steps")]
+    stopped = [workdir / stage for stage in stages if has_stopped(workdir / stage)]
+    return not begun or bool(stopped) and set(unfinished) <= set(stopped)
+
+
+def _encodes(name: str) -> bool:
+    """Whether a dotted field is of an encoder."""
+    return name.startswith(tuple(f"model.{section}." for section in ENCODER_SECTIONS))
+
+
+def check_opened(config: Config, trained: Config, workdir: pathlib.Path, indexes: bool = False
+                 ) -> None:
+    """Raises ConfigError for a field that a command that opens a workdir sets otherwise, and may
+    not.
+
+    config, trained: of one run.
+    indexes: the command builds an index; others search one that is there.
+    """
+    _check_learned_weight(config, trained, workdir)
+    lexical = overrides.lexical(config)
+    held = WORDS if lexical and not indexes else ()  # by the index that is searched
+    for name in overrides.differences(trained, config):
+        asked = (f"config.{name}={shown(value(config, name))}: {workdir} was trained with "
+                 f"{shown(value(trained, name)) or '(none)'}")
+        opened = rule(name).opened
+        if name == "retrieval.retriever" and lexical != overrides.lexical(trained):
+            opened = "model"
+        elif name in held or name == "data.prompt" and not config.prompted:
+            opened = "unread"
+        elif lexical and _encodes(name):
+            opened = "free"
+        if opened == "unread":
+            others = ("other questions are named with --questions, in Python evaluate(FILE), "
+                      "other passages with --index" if name.startswith("data.") else
+                      "leave the field out")
+            raise ConfigError(f"{asked}, and this would change nothing; {others}")
+        if opened == "model":
+            raise ConfigError(f"{asked}, and would be another model; leave the field out, or train "
+                              "with it in another workdir")
+
+
+def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -> None:
+    """Raises ConfigError for another weight of words, or another way of joining their scores, where
+    a run has learned its own."""
+    if trained.train.bm25_weight_rate is None:
+        return
+    for name in overrides.differences(trained, config):
+        if name in ("retrieval.retriever", "retrieval.fusion", "retrieval.bm25_weight",
+                    "train.bm25_weight_rate"):
+            raise ConfigError(f"config.{name}={shown(value(config, name))}: {path} has learned its "
+                              f"weight of words; leave it at {shown(value(trained, name))}, and use"
+                              " --choose-weight of evaluate, Rag.choose_weight in Python, for a "
+                              "fixed weight")
+
+
+def check_classes(config: Config, trained: tuple[str, ...], path: pathlib.Path) -> Config:
+    """Raises ConfigError for other classes than a model was trained with."""
+    if config.classes != trained:
+        raise ConfigError(f"config.eval.labels: {path} was trained with the classes "
+                          f"{', '.join(trained) or '(none)'}; leave config.eval.labels and "
+                          "config.model.head as they are")
+    return config
