@@ -204,6 +204,7 @@ def test_a_field_that_the_run_sets_is_refused_as_by_the_commands(path):
     {"model.generator.dtype": "bfloat16", "model.generator.param_dtype": "bfloat16"},
     {"model.retriever.dtype": "bfloat16", "model.generator.end_tokens": (5,)},
     {"model.retriever.dropout": 0.3, "model.generator.attention_dropout": 0.2},
+    {"model.retriever.init_std": 0.5, "model.generator.start_token": 3},
     {"train.keep": 7, "generator_warmup.log_every": 3}])
 def test_how_a_trained_model_computes_is_set_at_will(path, fields):
     for name, value in fields.items():

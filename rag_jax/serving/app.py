@@ -154,7 +154,8 @@ class Server:
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if token and not (kind.lower() == "bearer" and secrets.compare_digest(
                 given.strip().encode("latin-1"), token.encode())):
-            raise Refused("a token is needed: Authorization: Bearer TOKEN", 401)
+            raise Refused(f"{'another' if given else 'a'} token is needed: Authorization: Bearer "
+                          "TOKEN", 401)
 
     async def _body(self, request: Request) -> Fields:
         """The JSON object of a request; its body has at most `max_body` bytes."""
@@ -215,7 +216,8 @@ class Server:
             options.only(("include_usage", "include_obfuscation"))
         asked, index = self._asked(fields, question)
         completion = results.Completion(
-            self.settings.model, index.version, asked.prompt, logprobs, index.tokenizer,
+            self.settings.model, index.version, asked.prompt, index.rag.matches(question), logprobs,
+            index.tokenizer,
             lambda answer: results.citations(answer, str(request.base_url), index.name))
         if stream:
             chunks = self._chunks(request, index, asked, began,

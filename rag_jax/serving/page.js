@@ -6,11 +6,11 @@ const percent = p => p > 0 && p < 1e-5 ? "<0.001%" : digits.format(p);
 const sentences = new Intl.Segmenter("en", {granularity: "sentence"});
 const KEPT = 100;  // answers in the history
 const NO_PASSAGE = "(no passage)";  // the null document
-// A letter or digit of a script that has spaces between its words.
-const SPACED = "(?![\\p{scx=Han}\\p{scx=Hira}\\p{scx=Kana}\\p{scx=Thai}\\p{scx=Laoo}\\p{scx=Khmr}" +
-  "\\p{scx=Mymr}])[\\p{L}\\p{N}]";
+// A letter, digit or mark of a script whose words stand alone, with spaces between them.
+const SPACED = "(?![\\p{scx=Han}\\p{scx=Hira}\\p{scx=Kana}\\p{scx=Hang}\\p{scx=Thai}\\p{scx=Laoo}" +
+  "\\p{scx=Khmr}\\p{scx=Mymr}])[\\p{L}\\p{M}\\p{N}]";
 const server = {programs: [], answers: 1, open: []};
-const shown = {result: null, place: 0};
+const shown = {result: null, place: 0};  // result: null = of the question that is being asked
 const earlier = [];
 let running = null;  // what stops the question that is being asked
 let chosen = null;  // the memory that the reader has chosen
@@ -94,35 +94,31 @@ async function answered(question, memory, signal) {
 
 async function retrieved(question, memory, signal) {
   const response = await send("retrieve", {question, ...(memory && {memory})}, signal);
-  const {version, passages} = await response.json();
-  return {question, version, choices: [{passages}]};
+  const {version, matched, passages} = await response.json();
+  return {question, version, choices: [{matched, passages}]};
 }
 
 async function ask(question) {
   running?.abort();
   const own = running = new AbortController();
-  const memory = server.open.includes(chosen) ? chosen : null;
   tell("problem", "");
   clear(question);
-  list();
-  $("answer").setAttribute("aria-busy", "true");
-  $("stop").hidden = false;
+  follow();
   try {
+    await refresh(own.signal);  // another server may have been started, or the index swapped
     const way = server.programs.includes("search") ? answered : retrieved;
-    const result = await way(question, memory, own.signal);
+    const result = await way(question, chosen, own.signal);
     if (running !== own) return;
-    earlier.unshift(result);
-    earlier.length = Math.min(earlier.length, KEPT);
-    if (shown.result) list();  // an earlier one, which is being read
-    else show(result);
-    if (!memory && !result.version.startsWith(`${$("memory").value}:`)) begin();  // a swap
+    keep(result);
+    if (!shown.result) show(result);  // else an earlier one is being read
   } catch (error) {
     if (running !== own) return;
-    tell("problem", error.name === "AbortError" ? "Stopped." : error.message);
+    const told = error.name === "AbortError" ? "Stopped." : error.message;
+    tell("problem", shown.result ? `${question.slice(0, 100)}: ${told}` : told);
+    if (error.compiling) begin();
   }
   running = null;
-  $("answer").removeAttribute("aria-busy");
-  $("stop").hidden = true;
+  follow();
 }
 
 // --- what is seen --------------------------------------------------------------------------------
@@ -148,24 +144,40 @@ function show(result, place = 0) {
     (row, number) => card(choice, row, number + 1, traced)));
   $("cited").hidden = !choice.passages.length;
   $("heat").hidden = !traced || !choice.passages.length;
-  if ($("heat").open) drawMap();
-  list();
+  drawMap();
+  follow();
 }
 
-function list() {
-  $("history").replaceChildren(...earlier.map(each => make("li", {}, pressable(
-    each === shown.result, () => again(each), each.question, each.choices[0].text ?? ""))));
-  document.querySelector("nav").hidden = !earlier.length;
+// What depends on whether a question is being asked, and on whether its answer is the one shown.
+function follow() {
+  $("answer").setAttribute("aria-busy", Boolean(running) && !shown.result);
+  if (!running && document.activeElement === $("stop")) $("question").focus();
+  $("stop").hidden = !running;
+  earlier.forEach((result, place) => $("history").children[place].firstChild.setAttribute(
+    "aria-pressed", result === shown.result));
 }
 
-function again(result) {
-  tell("problem", "");
-  show(result);
-  $("history").children[earlier.indexOf(result)].firstChild.focus();
+function keep(result) {
+  const read = () => {
+    tell("problem", "");
+    show(result);
+  };
+  earlier.unshift(result);  // the other buttons stay, and with them the focus
+  $("history").prepend(make("li", {}, pressable(
+    false, read, result.question, result.choices[0].text ?? "")));
+  if (earlier.length > KEPT) {
+    earlier.pop();
+    $("history").lastChild.remove();
+  }
+  document.querySelector("nav").hidden = false;
 }
 
 function facts(result, choice, traced) {
   const told = [];
+  if (choice.text === undefined) told.push(`passages: ${choice.passages.length}`);
+  if (choice.matched === false) {
+    told.push("no passage has a word of this question: these are the first of the memory");
+  }
   if (choice.log_prob !== undefined) {
     told.push(`p(y|x): ${percent(Math.exp(choice.log_prob))}`);
   }
@@ -227,11 +239,15 @@ function card(choice, row, number, traced) {
               make("p", {dir: "auto"}, ...marked(passage.text, choice.text ?? "")));
 }
 
-// The text, with every sentence marked that the answer stands in, not as a part of a longer word.
+// The text, with every sentence marked that the answer stands in, not as a part of a longer word or
+// number.
 function marked(text, answer) {
+  const begin = /^\s*\p{N}/u.test(answer) ? "(?<!\\p{N}[.,])" : "";
+  const end = /\p{N}\s*$/u.test(answer) ? "(?![.,]\\p{N})" : "";
   const words = answer.split(/\s+/u).filter(Boolean).map(
     word => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
-  const stands = new RegExp(`(?<!${SPACED})${words.join("\\s+")}(?!${SPACED})`, "giu");
+  const stands = new RegExp(
+    `(?<!${SPACED})${begin}${words.join("\\s+")}(?!${SPACED})${end}`, "giu");
   const spans = words.length ? [...text.matchAll(stands)].map(
     found => [found.index, found.index + found[0].length]) : [];
   return [...sentences.segment(text)].flatMap(({segment, index}) => {
@@ -242,6 +258,7 @@ function marked(text, answer) {
 }
 
 function drawMap() {
+  if (!$("heat").open || !shown.result) return;
   const choice = shown.result.choices[shown.place];
   const head = make("tr", {}, make("td", {}), ...choice.tokens.map(
     token => make("th", {scope: "col"}, token.trim() || "␣")));
@@ -249,13 +266,12 @@ function drawMap() {
     "tr", {}, make("th", {scope: "row", dir: "auto"},
                    `${number + 1}. ${name(choice.passages[row]).slice(0, 40)}`),
     ...choice.token_posterior.map(shares => {
-      const cell = make("td", {className: shares[row] > 0.5 ? "most" : ""},
-                        `${Math.round(100 * shares[row])}`);
+      const cell = make("td", {}, `${Math.round(100 * shares[row])}`);
       cell.style.setProperty("--p", shares[row]);
       return cell;
     })));
   $("map").replaceChildren(make(
-    "table", {}, make("caption", {}, "Percent of each token that each passage gave"),
+    "table", {}, make("caption", {}, "How probable each passage is, at each token, in percent"),
     make("thead", {}, head), make("tbody", {}, ...rows)));
 }
 
@@ -266,30 +282,38 @@ function beginIn(milliseconds) {
   next = setTimeout(begin, milliseconds);
 }
 
+// What the server says of itself: `server`, and what is shown of it.
+async function refresh(signal) {
+  const said = async path => (await send(path, undefined, signal)).json();
+  const {ready, compiled, programs} = await said("ready");
+  if (!ready) {
+    const told = `The model is being compiled: ${compiled} of ${programs} programs.`;
+    throw Object.assign(new Error(told), {compiling: true});
+  }
+  Object.assign(server, await said("memory"), {model: (await said("v1/models")).data[0].id});
+  $("model").textContent = server.model;
+  $("ask").textContent = server.programs.includes("search") ? "Ask" : "Find passages";
+  const closed = chosen !== null && !server.open.includes(chosen) && chosen;
+  if (closed) chosen = null;
+  $("memory").replaceChildren(...server.there.map(each => make("option", {
+    value: each, disabled: !server.open.includes(each), selected: each === (chosen ?? server.current)},
+    server.open.includes(each) ? each : `${each} (not open)`)));
+  $("memories").hidden = !server.there.length;
+  if (closed) throw new Error(`The memory ${closed} is not open any more: choose another.`);
+}
+
 async function begin() {
   clearTimeout(next);
   try {
-    const ready = await (await send("ready")).json();
-    if (!ready.ready) {
-      tell("state", `The model is being compiled: ${ready.compiled} of ${ready.programs} programs.`);
-      return beginIn(1000);
-    }
-    const memory = await (await send("memory")).json();
-    Object.assign(server, memory, {model: (await (await send("v1/models")).json()).data[0].id});
-    $("model").textContent = server.model;
-    if (!server.programs.includes("search")) $("ask").textContent = "Find passages";
-    const selected = server.open.includes(chosen) ? chosen : server.current;
-    $("memory").replaceChildren(...server.there.map(each => make("option", {
-      value: each, disabled: !server.open.includes(each), selected: each === selected},
-      server.open.includes(each) ? each : `${each} (not open)`)));
-    $("memories").hidden = !server.there.length;
+    await refresh();
     $("ask").disabled = false;
     tell("state", "");
     tell("problem", "");
   } catch (error) {
-    tell("state", "");
-    tell("problem", error.message);
-    if (error.status !== 401) beginIn(5000);
+    if (error.compiling) $("ask").disabled = true;
+    tell("state", error.compiling ? error.message : "");
+    tell("problem", error.compiling ? "" : error.message);
+    if (error.status !== 401) beginIn(error.compiling ? 1000 : 5000);
   }
 }
 
@@ -301,7 +325,7 @@ $("form").onsubmit = event => {
 $("stop").onclick = () => running?.abort();
 $("token").onchange = begin;
 $("memory").onchange = () => { chosen = $("memory").value; };
-$("heat").ontoggle = () => $("heat").open && drawMap();
+$("heat").ontoggle = drawMap;
 document.addEventListener("keydown", event => {
   if (event.key === "Escape") running?.abort();
 });

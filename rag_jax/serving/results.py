@@ -169,14 +169,15 @@ class Completion:
       model: name of the model.
       version: of the index, given as "system_fingerprint".
       prompt: number of tokens of the question.
+      matched: whether any passage has a word of it (`Rag.matches`).
       logprobs: whether the request asks for log-probabilities.
       tokenizer: the generator's.
       cite: answer -> its annotations.
     """
 
-    def __init__(self, model: str, version: str, prompt: int, logprobs: bool,
+    def __init__(self, model: str, version: str, prompt: int, matched: bool, logprobs: bool,
                  tokenizer: Tokenizer, cite: Callable[[Answer], list[dict[str, Any]]]):
-        self._logprobs, self._prompt, self._cite = logprobs, prompt, cite
+        self._logprobs, self._prompt, self._matched, self._cite = logprobs, prompt, matched, cite
         self.tokenizer = tokenizer
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()),
                       "model": model, "system_fingerprint": version}
@@ -196,7 +197,8 @@ class Completion:
         return {**self._head, "object": "chat.completion.chunk", "choices": choices, **fields}
 
     def evidence(self, choice: Choice) -> dict[str, Any]:
-        return {"annotations": self._cite(choice.answer), "evidence": answer_record(choice.answer)}
+        return {"annotations": self._cite(choice.answer),
+                "evidence": {"matched": self._matched, **answer_record(choice.answer)}}
 
     def usage(self, answers: Sequence[Choice]) -> dict[str, int]:
         spent = sum(choice.spent for choice in answers)

@@ -227,6 +227,15 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
                                    [each.prior for each in oracle], atol=1e-5)
 
 
+def test_passages_that_hold_no_word_of_the_question_are_said_to_be_so(asking, monkeypatch):
+    """The page showed them as found."""
+    for matched in (True, False):
+        monkeypatch.setattr(rag_jax.Rag, "matches", lambda rag, question, told=matched: told)
+        choice, = asking.post("/v1/chat/completions", json=chat(ASK)).json()["choices"]
+        assert choice["message"]["evidence"]["matched"] is matched
+        assert asking.post("/answer", json={"question": ASK}).json()["matched"] is matched
+
+
 @asks_python
 def test_a_search_draws_nothing_where_the_configuration_draws(uninterrupted, one_device):
     """What was answered depended on which other questions were in the batch."""
@@ -672,7 +681,10 @@ def test_what_refers_to_itself_goes_with_the_next_change(asking, change):
 @asks_python
 def test_indexes_are_swapped_and_edited_by_who_knows_the_token(asking, rag):
     """What hides the server's folders left of an id its last part, '2018capital'."""
-    assert asking.post("/memory", json={"swap": "2016"}).status_code == 401
+    for headers, told in ((None, "a token is needed"),
+                          ({"Authorization": "Bearer x"}, "another token is needed")):
+        refused = asking.post("/memory", json={"swap": "2016"}, headers=headers)
+        assert refused.status_code == 401 and refused.json()["error"]["message"].startswith(told)
     refused = asking.post("/memory", json={"swap": "../../x/2016"}, headers=TOKEN)
     assert refused.status_code == 422 and "'../../x/2016'" in refused.json()["error"]["message"]
     there = asking.get("/memory").json()

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from rag_jax.citation import Citation
-from rag_jax.serving import page
+from rag_jax.serving import page, results
 from rag_jax.serving.results import Ask, Choice, Chunks, Completion
 from rag_jax.types import Answer, Evidence
 
@@ -27,7 +27,12 @@ SCRIPTS = {"Lim": ("Lima is far. Lim is not. Limbo is.", "Lim is not."),
            "利马": ("水稻生长。首都是利马市。雨很少。", "首都是利马市。"),
            "リマ": ("米を作る。首都はリマである。雨は少ない。", "首都はリマである。"),
            "Li": ("首都是Li市。雨很少。", "首都是Li市。"),
-           "เมืองหลวง": ("กรุงเทพเป็นเมืองหลวงของไทย", "กรุงเทพเป็นเมืองหลวงของไทย")}
+           "เมืองหลวง": ("กรุงเทพเป็นเมืองหลวงของไทย", "กรุงเทพเป็นเมืองหลวงของไทย"),
+           "राम": ("रामायण लंबी है। राम आया। रामी नहीं।", "राम आया।"),
+           "한국": ("물이 깊다. 한국은 동쪽에 있다.", "한국은 동쪽에 있다."),
+           "cafe": ("Two cafe\u0301s closed. One cafe is left.", "One cafe is left."),
+           "5": ("It is 3.5 m long. It is 5,000 m high. They are 5. And 15 left.", "They are 5."),
+           "1,500": ("There were 11,500 men. Then 1,500 came.", "Then 1,500 came.")}
 
 
 class Tokenizer:
@@ -58,18 +63,24 @@ def choices(question):
     return [Choice(best, "stop", 2), Choice(other, "stop", 2)]
 
 
-def stub(asked, gates=()):
+SERVER = {"ready": True, "model": "rag_token", "current": "2018", "open": ["2016", "2018"],
+          "there": ["2014", "2016", "2018"], "answers": 2, "programs": ["search"]}
+
+
+def stub(asked, gates=(), server=SERVER):
     """The server that the page asks, of one scripted model; notes what it was asked.
 
     gates: an event that a slow answer has begun, and one that lets it go on.
+    server: what it says of itself.
     """
     async def chat(request):
         body = await request.json()
         asked.append((request.headers.get("authorization"), body))
         if "?" not in body["messages"][0]["content"]:
             return JSONResponse({"error": {"message": f"no question {HOSTILE}"}}, 422)
-        made = Completion("rag_token", "2018:1", 3, False, Tokenizer(), lambda answer: [])
         question = body["messages"][0]["content"]
+        made = Completion("rag_token", "2018:1", 3, "Zebra" not in question, False, Tokenizer(),
+                          lambda answer: [])
         lines = [*map(json.dumps, Chunks(made, Ask(n=2), False).rest(choices(question))), "[DONE]"]
         if "fails?" in question:
             lines = [lines[0], json.dumps({"error": {"message": f"too late {HOSTILE}"}})]
@@ -84,16 +95,24 @@ def stub(asked, gates=()):
 
         return StreamingResponse(sent(), media_type="text/event-stream")
 
-    def gives(value):
-        async def give(request):
-            return JSONResponse(value)
-        return give
+    async def ready(request):
+        return JSONResponse({"ready": server["ready"], "compiled": 1, "programs": 2},
+                            200 if server["ready"] else 503)
+
+    async def memory(request):
+        return JSONResponse({name: value for name, value in server.items() if name != "ready"})
+
+    async def models(request):
+        return JSONResponse({"data": [{"id": server["model"]}]})
+
+    async def retrieve(request):
+        asked.append(await request.json())
+        return JSONResponse({"version": "2018:1", "matched": False,
+                             "passages": [results.passage(each) for each in evidence()]})
 
     return Starlette(routes=[
-        *page.routes(), Route("/ready", gives({"ready": True, "compiled": 2, "programs": 2})),
-        Route("/memory", gives({"current": "2018", "open": ["2016", "2018"], "answers": 2,
-                                "there": ["2014", "2016", "2018"], "programs": ["search"]})),
-        Route("/v1/models", gives({"data": [{"id": "rag_token"}]})),
+        *page.routes(), Route("/ready", ready), Route("/memory", memory),
+        Route("/v1/models", models), Route("/retrieve", retrieve, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"])])
 
 
@@ -177,10 +196,15 @@ def gates():
 
 
 @pytest.fixture
-def opened(chromium, asked, gates):
+def server():
+    return dict(SERVER)
+
+
+@pytest.fixture
+def opened(chromium, asked, gates, server):
     """The page, of a phone's width; nothing may be said in its console but refused requests."""
     said = []
-    with running(stub(asked, gates)) as address:
+    with running(stub(asked, gates, server)) as address:
         tab = chromium.new_page(viewport={"width": 360, "height": 740})
         tab.on("console", lambda told: said.append(told.text))
         tab.on("pageerror", lambda error: said.append(str(error)))
@@ -188,7 +212,7 @@ def opened(chromium, asked, gates):
         tab.wait_for_selector("#ask:enabled")
         yield tab
         tab.close()
-    assert [each for each in said if "status of 422" not in each] == []
+    assert [each for each in said if not re.search("status of (422|503)", each)] == []
 
 
 def test_a_question_is_asked_by_keyboard_and_its_evidence_shown_as_text(opened, asked):
@@ -205,7 +229,7 @@ def test_a_question_is_asked_by_keyboard_and_its_evidence_shown_as_text(opened, 
     assert [share.text_content() for share in second.query_selector_all("output")] == ["75%", "10%"]
     opened.focus("summary")
     opened.keyboard.press("Enter")
-    opened.wait_for_selector("#map td.most")
+    opened.wait_for_selector("#map tbody td")
     assert opened.text_content("#map tbody tr td") == "90"
     opened.click("#alternatives li:nth-child(2) button")
     assert opened.text_content("#answer") == "Li"
@@ -283,9 +307,84 @@ def test_an_earlier_answer_is_read_while_the_next_one_comes(opened, gates):
     assert begun.wait(60)
     opened.click("#history button")
     assert opened.is_hidden("#problem") and opened.text_content("#asked") == "First?"
-    assert opened.evaluate("document.activeElement.closest('#history') !== null")
+    assert opened.get_attribute("#answer", "aria-busy") == "false", "another one is being written"
+    focused = "document.activeElement.closest('#history li').textContent"
+    assert opened.evaluate(focused).startswith("First?")
     gate.set()
     opened.wait_for_selector("#history li:nth-child(2)")
+    assert opened.evaluate(focused).startswith("First?")
     assert opened.text_content("#asked") == "First?" and opened.text_content("#answer") == "Lima"
     opened.click("#history li:nth-child(1) button")
     assert opened.text_content("#asked") == "Slow?"
+
+
+def test_a_question_that_is_stopped_while_another_is_read_is_named(opened, gates):
+    """"Stopped." stood above the whole answer of the earlier one; and the focus was gone."""
+    opened.fill("#question", "First?")
+    opened.click("#ask")
+    opened.wait_for_selector("#history button[aria-pressed=true]")
+    opened.fill("#question", "Slow?")
+    opened.click("#ask")
+    begun, gate = gates
+    assert begun.wait(60)
+    assert opened.get_attribute("#answer", "aria-busy") == "true"
+    opened.click("#history button")
+    opened.focus("#stop")
+    opened.keyboard.press("Enter")
+    opened.wait_for_selector("#problem:not([hidden])")
+    gate.set()
+    assert opened.text_content("#problem") == "Slow?: Stopped."
+    assert opened.evaluate("document.activeElement.id") == "question"
+
+
+def test_an_open_page_notes_that_another_server_answers(opened, asked, server):
+    """Until it was loaded again, it asked for too many answers, for a model and a memory that were
+    gone, or for passages alone."""
+    opened.select_option("#memory", "2016")
+    server.update(open=["2018"], there=["2018"], model="other", answers=1)
+    opened.fill("#question", "Which?")
+    opened.click("#ask")
+    opened.wait_for_selector("#problem:not([hidden])")
+    assert opened.text_content("#problem") == (
+        "The memory 2016 is not open any more: choose another.")
+    opened.click("#ask")
+    opened.wait_for_selector("#history button")
+    (_, body), = asked
+    assert (body["n"], body["model"], body.get("memory")) == (1, "other", None)
+    assert opened.input_value("#memory") == "2018"
+    server["programs"] = ["retrieve"]
+    opened.fill("#question", "Which else?")
+    opened.click("#ask")
+    opened.wait_for_selector("#history li:nth-child(2)")
+    assert asked[1:] == [{"question": "Which else?"}]
+    assert opened.text_content("#ask") == "Find passages"
+    assert opened.text_content("#facts").startswith("passages: 2 · no passage has a word of this")
+    server["programs"] = ["search"]
+    opened.click("#ask")
+    opened.wait_for_selector("#history li:nth-child(3)")
+    assert opened.text_content("#ask") == "Ask" and opened.text_content("#answer") == "Lima"
+
+
+def test_a_server_that_was_started_anew_is_waited_for(opened, asked, server):
+    """The page said only where others may see when it is ready."""
+    server["ready"] = False
+    opened.fill("#question", "Which?")
+    opened.click("#ask")
+    opened.wait_for_selector("#state:not([hidden])")
+    assert opened.text_content("#state") == "The model is being compiled: 1 of 2 programs."
+    server["ready"] = True
+    opened.wait_for_selector("#ask:enabled")
+    assert opened.is_hidden("#state") and opened.is_hidden("#problem") and not asked
+
+
+def test_passages_that_no_word_has_found_are_said_to_be_so(opened, asked):
+    opened.fill("#question", "  ")
+    opened.keyboard.press("Enter")
+    opened.fill("#question", "Zebra?")
+    opened.keyboard.press("Enter")
+    opened.wait_for_selector("#passages li")
+    assert "no passage has a word of this question" in opened.text_content("#facts")
+    assert [body["messages"][0]["content"] for _, body in asked] == ["Zebra?"]
+    assert opened.evaluate("document.querySelector('#question').matches(':valid')")
+    opened.fill("#question", "  ")
+    assert opened.evaluate("document.querySelector('#question').matches(':invalid')")

@@ -81,7 +81,7 @@ def test_a_start_token_that_is_forced_is_no_text(monkeypatch, most, text):
     choice, = choices(ask, [whole], Tokenizer(), "token")
     assert choice.answer.text == text
     spent = min(most or 5, 5)
-    made = Completion("rag_token", "2018:1", 3, True, Tokenizer(), lambda answer: [])
+    made = Completion("rag_token", "2018:1", 3, True, True, Tokenizer(), lambda answer: [])
     done = made.whole([choice])
     assert done["usage"]["completion_tokens"] == spent
     assert [each["token"] for each in done["choices"][0]["logprobs"]["content"]] == [

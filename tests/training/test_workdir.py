@@ -1,5 +1,6 @@
 """A workdir belongs to one configuration: a second command with another one must not mix in."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -306,6 +307,25 @@ def test_a_stage_that_stopped_at_nan_may_go_on_with_another_rate(tmp_path):
     (tmp_path / "rag_token" / "stopped.json").write_text("{")
     with pytest.raises(RetrievalError, match="stopped.json is damaged"):
         workdir.start(base, tmp_path)
+
+
+def test_rates_of_a_training_that_has_ended_stay(tmp_path):
+    base = replace(Config(), {"train.steps": 9})
+    workdir.start(base, tmp_path)
+    (tmp_path / "rag_token" / "9").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="learning_rate"):
+        workdir.start(replace(base, {"train.optimizer.learning_rate": 1e-9}), tmp_path)
+
+
+@pytest.mark.parametrize("head, refused", [("classification", True), ("none", False)])
+def test_labels_are_the_classes_of_a_head(tmp_path, head, refused):
+    base = replace(Config(), {"model.head": head, "eval.labels": ("yes", "no")})
+    workdir.start(base, tmp_path)
+    (tmp_path / "rag_token" / "9").mkdir(parents=True)
+    other = replace(base, {"eval.labels": ("yes", "maybe")})
+    with (pytest.raises(ConfigError, match="config.eval.labels: .* there")
+          if refused else contextlib.nullcontext()):
+        workdir.start(other, tmp_path)
 
 
 @pytest.mark.parametrize("field", ["retrieval.k", "eval.k"])
