@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rag_jax import config_files, conversion, files, hosts, locks, overrides, process, rules
-from rag_jax.config import Config, ConfigError, EvalConfig
+from rag_jax.config import Config, ConfigError, EvalConfig, TrainConfig
 from rag_jax.data.corpora import Passages
 from rag_jax.data.question_sources import load_examples
 from rag_jax.documents import workdir as documents
@@ -136,8 +136,11 @@ def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path
         raise ConfigError(f"{source} has no passages: name index=, the folder of an index that was "
                           "built for its encoders (rag_jax.build_index, or training with "
                           f"config.model.rag.pretrained={source} and config.train.steps=0)")
-    config = _checked(config, lambda: dataclasses.replace(
-        conversion.config_of(checkpoint), eval=EvalConfig()))
+    own = dataclasses.replace(conversion.config_of(checkpoint), eval=EvalConfig())
+    config = _checked(config, lambda: own)
+    check_parts(config)
+    changes.check_checkpoint(config, own, source)
+    _check_retrieves(config)
     defaults = pretrained.generation_defaults(config, source)
     config = pretrained.with_generation_defaults(config, defaults)
     named = overrides.replace(config, {"model.rag.pretrained": source})
@@ -169,7 +172,9 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
       ConfigError: a tower without a source, or a run that needs training or reads no passages.
     """
     if not isinstance(config, Config):
-        config = overrides.replace(Config(), config or {})
+        usual = Config(train=TrainConfig(steps=0))
+        config = overrides.replace(usual, config or {})
+        changes.check_untrained(config, usual, "without a workdir it is")
     rules.check_sections(config)
     asked = {"train.steps": 0, **({"runs": (run,)} if run else {})}
     config = rules.validate(overrides.replace(config, asked))
@@ -179,13 +184,18 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
         raise ConfigError(f"without a workdir, name the source of the "
                           f"{' and the '.join(missing)}: config.model.generator.pretrained and "
                           "config.model.retriever.pretrained")
+    _check_retrieves(config)
+    check_parts(config)
+    return config
+
+
+def _check_retrieves(config: Config) -> None:
+    """Raises ConfigError where no passages are read that an encoder finds."""
     for name in ("retriever", "k"):
         if (value := getattr(config.retrieval, name)) in ("bm25", 0):
             raise ConfigError(f"run {config.runs[0]!r}: without a workdir, passages are read that "
                               f"an encoder finds, and config.retrieval.{name} is {value}; leave "
                               "the field out, or name another run")
-    check_parts(config)
-    return config
 
 
 def train(config: Config | Path, workdir: Path,

@@ -137,7 +137,8 @@ class GeneratorConfig(TransformerConfig):
     logit_chunk: int = field(16, "target positions whose logits exist at a time", at_least=1)
     start_token: int = field(
         -1, "token id that the decoder reads first, in the loss and in decoding; -1 = as the "
-        "checkpoint says (decoder_start_token_id), else </s>", at_least=-1)
+        "checkpoint says (decoder_start_token_id), else </s>; of prompts, the last token is read "
+        "first, whatever this says", at_least=-1)
     end_tokens: tuple[int, ...] = field(
         (), "token ids, each of which ends an answer, with the sum of their probabilities, as the "
         "checkpoint says (eos_token_id); empty = </s>; in a chat, the end of its template, too")

@@ -76,7 +76,8 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
                           "frozen")
     if overrides.lexical(config) and (missing := bm25_missing("documents")):
         raise ConfigError(f"without an encoder, words are searched by BM25: {missing}")
-    return rules.validate(config)
+    rules.check_prompt(rules.validate(config))
+    return config
 
 
 def _is_unread(name: str) -> bool:

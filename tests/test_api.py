@@ -61,6 +61,7 @@ class Opened(str):
 
     size = 70
     path, manifest = pathlib.Path("i"), {"encoder_fingerprint": "f"}
+    passages = types.SimpleNamespace(token_tables=())
 
 
 @pytest.fixture
@@ -139,6 +140,7 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
     {"data.passages": "p.tsv", "data.train": "t.tsv", "data.dev": "d.tsv"},
     {"generator_warmup.steps": 3}, {"data.prompt": "Read."}, {"data.world_task": "claims"},
     {"data.fictional_countries": 5}, {"train.batch_size": 3}, {"train.optimizer.b1": 0.5},
+    {"train.bm25_weight_rate": 0.1, "retrieval.retriever": "hybrid"},
     {"dropout_keys": "unsafe_rbg"}])
 def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     """Its figures would be those of the former file."""
@@ -177,8 +179,6 @@ def test_a_trained_model_is_opened_as_it_was_trained(path, name, value):
     ("rag_token", {"data.generator_tokenizer": "t"}),
     ("rag_token", {"data.retriever_tokenizer": "t"}),
     ("rag_token", {"model.null_document": "bias"}),
-    ("rag_token", {"train.bm25_weight_rate": 0.1, "retrieval.retriever": "hybrid",
-                   "retrieval.fusion": "convex"}),
     ("rag_token", {"train.document_encoder": "refresh", "retrieval.where": "device"}),
     ("rag_token", {"retrieval.retriever": "bm25", "train.query_encoder_rate": None}),
     ("closed_book", {"retrieval.retriever": "bm25"})])
@@ -598,6 +598,8 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     *((lambda rag, name=name, given=given: rag_jax.load(index=".", config={**TOWERS, name: given}),
        ConfigError, told) for name, given, told in (
            ("retrieval.k", 0, "^run 'rag_token': without a workdir, .*config.retrieval.k is 0;"),
+           ("data.train", "t.tsv", "data.train=t.tsv: without a workdir it is .none., and this wo"),
+           ("train.steps", 5, "config.train.steps=5: without a workdir it is 0, and this would ch"),
            ("model.null_document", "bias",
             "^config.model.null_document=bias: it is learned, and nothing has been trained"))),
     (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
@@ -662,6 +664,34 @@ def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupt
     with pytest.raises(ConfigError, match="not in the tokens of this generator"):
         opened.job.prepared.format.tokenizer = opened.job.prepared.retriever_tokenizer
         check_tokens(opened.index, opened.job.prepared)
+
+
+@pytest.mark.parametrize("name, given, told", [
+    ("model.retriever.heads", 1, "has 2, and would be another model"),
+    ("model.retriever.pooling", "mean", "and would be another model"),
+    ("model.retriever.width", 8, "and would be another model"),
+    ("model.generator.activation", "relu", "has gelu, and would be another model"),
+    ("model.generator.pretrained", "other", "has .none., and would be another model"),
+    ("model.null_document", "bias", "it is learned"),
+    ("train.steps", 5, "has 0, and this would change nothing"),
+    ("data.fictional_countries", 7, "and this would change nothing"),
+    ("data.prompt", "{passage} {question}", "none is read with"),
+    ("retrieval.k", 0, " is 0; leave the field out")])
+def test_a_checkpoint_is_opened_as_the_model_that_it_is(rag, uninterrupted, exported, name, given,
+                                                        told):
+    """Other heads were taken, and other answers given; other sizes ended in an error of flax."""
+    lengths = {f"data.{field}": getattr(rag.config.data, field) for field in (
+        "max_question_length", "max_source_length", "max_target_length")}
+    with pytest.raises(ConfigError, match=f"config.{name}.*{told}"):
+        rag_jax.load(exported, index=uninterrupted / "indexes" / "2018",
+                     config={**lengths, name: given})
+
+
+@pytest.fixture(scope="module")
+def exported(uninterrupted, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "rag"
+    conversion.convert(str(uninterrupted), str(folder))
+    return folder
 
 
 def test_what_a_checkpoint_says_gives_way_to_what_is_asked(rag, uninterrupted, tmp_path):

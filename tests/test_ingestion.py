@@ -37,6 +37,7 @@ from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.json_files import JSON_BYTES, write_sealed
 from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
+from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.versions import current
 from rag_jax.training import workdir as workdirs
 
@@ -348,6 +349,7 @@ def test_a_folder_that_was_renamed_is_the_same(folder, tmp_path, reads):
     ({"data.chunk_words": 3}, "data.chunk_words=3: would change nothing: .*--words"),
     ({"data.passages": "a", "data.train": "b", "data.dev": "c"}, "data.passages=a: would change"),
     ({"generator_warmup.steps": 9}, "generator_warmup.steps=9: would change nothing"),
+    ({"data.prompt": "{passage} {question}"}, "config.data.prompt=.*: none is read with"),
     ({"runs": "fid"}, "config.runs=fid: a workdir of documents has the runs rag_token, rag_seq"),
     ({"runs": 5}, "config.runs=5: a workdir of documents has the runs"),
     ({"runs": ("rag_token", "bm25")}, "config.runs=rag_token,bm25: a workdir of documents has"),
@@ -389,6 +391,9 @@ def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
 @pytest.mark.parametrize(("fields", "told"), [
     ({"retrieval.retriever": "hybrid"}, "run 'bm25' sets config.retrieval.retriever=bm25; leave"),
     ({"model.null_document": "bias"}, "config.model.null_document=bias: it is learned"),
+    ({"data.prompt": "{passage} {question}"}, "config.data.prompt=.*: none is read with"),
+    ({"train.optimizer.b1": 0.5}, "optimizer.b1=0.5: .*run was indexed with 0.9, and this would"),
+    ({"generator_warmup.steps": 7}, "generator_warmup.steps=7: .*, and this would change nothing"),
     ({"model.head": "classification", "eval.labels": ("yes", "no")},
      "config.model.head=classification: it is learned, and nothing has been trained here")])
 def test_documents_are_opened_with_what_is_there(folder, tmp_path, fields, told):
@@ -614,6 +619,28 @@ def towers(tmp_path_factory, one_device):
                               boxes, is_leaf=lambda leaf: hasattr(leaf, "value"))
         save(folder / name, family, params, architecture, tokenizers={tower: tokenizer})
     return {f"model.{name}.pretrained": str(folder / name) for name in ("retriever", "generator")}
+
+
+def test_passages_are_asked_by_the_tokenizer_that_embedded_them(folder, tmp_path, towers):
+    """Other passages were found, and vectors of other tokens added to the index."""
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers})
+    encoder, index = towers["model.retriever.pretrained"], tmp_path / "run" / "index"
+    train_bert_tokenizer(["Another town is in another country."] * 3, 200).save(tmp_path / "other")
+    told = "embedded from other tokens than config.data.retriever_tokenizer=.*other gives"
+    other = {"data.retriever_tokenizer": str(tmp_path / "other")}
+    with pytest.raises(RetrievalError, match=told):
+        rag_jax.load(tmp_path / "run", config=other)
+    with pytest.raises(RetrievalError, match=told):
+        rag_jax.load(index=index, config={**SMALL, **towers, **other})
+    own = {"data.retriever_tokenizer": encoder, "data.max_passage_length": 9}
+    rag = rag_jax.load(tmp_path / "run", config=own)
+    assert rag.retrieve("Oslo?") == rag_jax.load(tmp_path / "run").retrieve("Oslo?")
+    (tmp_path / "towns.tsv").write_text("id\ttitle\ttext\n" + "".join(
+        f"{n}\tTown {n}\tIt is in Norway.\n" for n in range(3)))
+    rag_jax.build_index(tmp_path / "towns.tsv", tmp_path / "towns", config={
+        **SMALL, **towers, **other})
+    with pytest.raises(RetrievalError, match="embedded from other tokens than .*=.*retriever gi"):
+        rag.swap(tmp_path / "towns")
 
 
 def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(

@@ -59,7 +59,7 @@ RULES = {
     "retriever_warmup": Rule("retriever", "unread"),
     "generator_warmup": Rule("generator", "unread"),
     "train": Rule("run", "unread"),
-    **dict.fromkeys(("train.document_encoder", "train.bm25_weight_rate"), Rule("run", "model")),
+    "train.document_encoder": Rule("run", "model"),
     **dict.fromkeys(("train.keep", "train.collapse_guard"), Rule("never", "free")),
     **{f"{stage}.{name}": Rule("never", "free")
        for stage in ("train", "retriever_warmup", "generator_warmup")
@@ -131,8 +131,7 @@ def check_opened(config: Config, trained: Config, workdir: pathlib.Path, indexes
     lexical = overrides.lexical(config)
     held = WORDS if lexical and not indexes else ()  # by the index that is searched
     for name in overrides.differences(trained, config):
-        asked = (f"config.{name}={shown(value(config, name))}: {workdir} was trained with "
-                 f"{shown(value(trained, name)) or '(none)'}")
+        had = f"{workdir} was trained with {shown(value(trained, name)) or '(none)'}"
         opened = rule(name).opened
         if name == "retrieval.retriever" and lexical != overrides.lexical(trained):
             opened = "model"
@@ -141,13 +140,42 @@ def check_opened(config: Config, trained: Config, workdir: pathlib.Path, indexes
         elif lexical and _encodes(name):
             opened = "free"
         if opened == "unread":
-            others = ("other questions are named with --questions, in Python evaluate(FILE), "
-                      "other passages with --index" if name.startswith("data.") else
-                      "leave the field out")
-            raise ConfigError(f"{asked}, and this would change nothing; {others}")
+            raise _unread(config, name, had)
         if opened == "model":
-            raise ConfigError(f"{asked}, and would be another model; leave the field out, or train "
-                              "with it in another workdir")
+            raise ConfigError(f"{_set(config, name)}: {had}, and would be another model; leave the "
+                              "field out, or train with it in another workdir")
+
+
+def check_untrained(config: Config, own: Config, had: str) -> None:
+    """Raises ConfigError for a field of other value than in `own` that only training reads, where
+    nothing is trained.
+
+    had: what has the values of `own`: "FOLDER was indexed with".
+    """
+    for name in overrides.differences(own, config):
+        if rule(name).opened == "unread":
+            raise _unread(config, name, f"{had} {shown(value(own, name)) or '(none)'}")
+
+
+def check_checkpoint(config: Config, own: Config, source: str) -> None:
+    """Raises ConfigError for a field of another model than the checkpoint `source` is, whose
+    configuration is `own`; its tokenizers may be elsewhere."""
+    check_untrained(config, own, f"{source} has")
+    for name in overrides.differences(own, config):
+        if rule(name).opened == "model" and not name.startswith("data."):
+            raise ConfigError(f"{_set(config, name)}: {source} has "
+                              f"{shown(value(own, name)) or '(none)'}, and would be another model; "
+                              "leave the field out")
+
+
+def _set(config: Config, name: str) -> str:
+    return f"config.{name}={shown(value(config, name))}"
+
+
+def _unread(config: Config, name: str, had: str) -> ConfigError:
+    others = ("other questions are named with --questions, in Python evaluate(FILE), other "
+              "passages with --index" if name.startswith("data.") else "leave the field out")
+    return ConfigError(f"{_set(config, name)}: {had}, and this would change nothing; {others}")
 
 
 def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -> None:
@@ -158,7 +186,7 @@ def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -
     for name in overrides.differences(trained, config):
         if name in ("retrieval.retriever", "retrieval.fusion", "retrieval.bm25_weight",
                     "train.bm25_weight_rate"):
-            raise ConfigError(f"config.{name}={shown(value(config, name))}: {path} has learned its "
+            raise ConfigError(f"{_set(config, name)}: {path} has learned its "
                               f"weight of words; leave it at {shown(value(trained, name))}, and use"
                               " --choose-weight of evaluate, Rag.choose_weight in Python, for a "
                               "fixed weight")

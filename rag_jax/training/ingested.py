@@ -143,8 +143,9 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     made = overrides.for_run(workdir.read(path), run)
     if {"model.null_document", "model.head"} & {*overrides.differences(made, config)}:
         check_parts(config)
-    config = _untrained(config, run)
+    asked, config = config, _untrained(config, run)
     _check_index(config, _untrained(made, run), path)
+    changes.check_untrained(asked, made, f"{path} was indexed with")
     folder = path / INDEX if index is None else pathlib.Path(index)
     opened = indexing.open_host_index(folder, overrides.lexical(config))
     check_k(config, opened, folder)

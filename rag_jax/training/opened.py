@@ -14,7 +14,7 @@ import numpy as np
 from rag_jax import evaluation, scoring
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.batches import PASSAGE_TABLE
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.padding import pad_rows
 from rag_jax.data.prepare import chunked
@@ -32,7 +32,7 @@ from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.manifest import check_encoder
-from rag_jax.retrieval.protocol import Passage
+from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.rules import changed
 from rag_jax.searching import search
 from rag_jax.training import changes, document_encoder, indexing, on_device, pretrained
@@ -248,7 +248,8 @@ class Rag:
           index: folder of an index, or name of one in the workdir.
 
         Raises:
-          RetrievalError: it was built by another document encoder, or is damaged.
+          RetrievalError: it was built by another document encoder or from tokens of another
+            tokenizer, or is damaged.
           ConfigError: there is no such folder, the index has fewer passages than config.eval.k or
             no tokens of this generator, or the run reads no passages.
         """
@@ -258,6 +259,7 @@ class Rag:
         if not self.job.model.lexical:
             check_encoder(opened.path, opened.manifest,
                           self.index.manifest["encoder_fingerprint"])
+            check_encoder_tokens(self, opened)
         self.index = placed(self.job, opened)
 
     def add(self, passages: Path | Given, *, compact: bool | None = None) -> None:
@@ -542,7 +544,8 @@ def _array(given: Any) -> np.ndarray:
 
 
 def check_vectors(rag: Rag) -> None:
-    """Raises a RetrievalError where another document encoder has built the index.
+    """Raises a RetrievalError where another document encoder has built the index, or the same from
+    other tokens.
 
     The same encoder gives the first passage the same vector, up to the rounding of bfloat16.
     Fingerprints are no proof: they contain settings of training (dropout) that no source stores.
@@ -552,3 +555,20 @@ def check_vectors(rag: Rag) -> None:
             np.linalg.norm(ours - indexed) > SAME_VECTOR * np.linalg.norm(indexed)):
         check_encoder(rag.index.path, rag.index.manifest,
                       fingerprint(rag.job.model, rag.encoder("document_encoder")))
+        check_encoder_tokens(rag, rag.index)
+
+
+def check_encoder_tokens(rag: Rag, index: Index) -> None:
+    """Raises a RetrievalError where the passages of an index were embedded from other tokens than
+    the document encoder of `rag` reads."""
+    if ENCODER_TABLE not in index.passages.token_tables:
+        return
+    passage, indexed = index.passages[0], index.passages.tokens(ENCODER_TABLE).row(0)
+    tokens = encoder_input(
+        rag.job.prepared.retriever_tokenizer, [passage.title], [passage.text], len(indexed),
+        encoder=rag.config.model.retriever)[0]
+    if list(tokens) != list(indexed):
+        raise RetrievalError(
+            f"{index.path}: its passages were embedded from other tokens than config.data."
+            f"retriever_tokenizer={rag.config.data.retriever_tokenizer or '(none)'} gives; leave "
+            "the field as it was when the index was built, or build it again")

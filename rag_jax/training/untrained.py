@@ -15,6 +15,7 @@ from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.text import Tokenizer
 from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.models.stack import unstack_layers
+from rag_jax.rules import check_prompt
 from rag_jax.training import pretrained
 from rag_jax.training.job import Index, Job
 from rag_jax.training.opened import Rag, check_vectors
@@ -47,8 +48,9 @@ def untrained_job(config: Config, named: Config, path: pathlib.Path) -> Job:
       path: the workdir, or the folder that errors name in its place.
 
     Raises:
-      ConfigError: a source has no tokenizer.
+      ConfigError: a source has no tokenizer, or a prompt would not be read.
     """
+    check_prompt(config)
     tokenizers, known = [], towers(named)
     for tower, section in (("query_encoder", "retriever"), ("generator", "generator")):
         folder = getattr(config.data, f"{section}_tokenizer") or (
