@@ -623,6 +623,7 @@ def towers(tmp_path_factory, one_device):
 
 def test_passages_are_asked_by_the_tokenizer_that_embedded_them(folder, tmp_path, towers):
     """Other passages were found, and vectors of other tokens added to the index."""
+    written(folder, {"a.txt": "The first passage is longer than what is read below."})
     rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **towers})
     encoder, index = towers["model.retriever.pretrained"], tmp_path / "run" / "index"
     train_bert_tokenizer(["Another town is in another country."] * 3, 200).save(tmp_path / "other")
@@ -632,7 +633,7 @@ def test_passages_are_asked_by_the_tokenizer_that_embedded_them(folder, tmp_path
         rag_jax.load(tmp_path / "run", config=other)
     with pytest.raises(RetrievalError, match=told):
         rag_jax.load(index=index, config={**SMALL, **towers, **other})
-    own = {"data.retriever_tokenizer": encoder, "data.max_passage_length": 9}
+    own = {"data.retriever_tokenizer": encoder, "data.max_passage_length": 8}
     rag = rag_jax.load(tmp_path / "run", config=own)
     assert rag.retrieve("Oslo?") == rag_jax.load(tmp_path / "run").retrieve("Oslo?")
     (tmp_path / "towns.tsv").write_text("id\ttitle\ttext\n" + "".join(

@@ -12,6 +12,8 @@ from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.overrides import shown, value
 from rag_jax.steps import has_checkpoint, has_stopped, made_of_data, steps_taken
 
+Opened = Literal["free", "unread", "model"]
+
 
 class Rule(NamedTuple):
     """Which commands may set a field otherwise than a workdir has it.
@@ -25,7 +27,7 @@ class Rule(NamedTuple):
     """
 
     until: Literal["never", "data", "made", "retriever", "generator", "run"]
-    opened: Literal["free", "unread", "model"]
+    opened: Opened
 
 
 # A field, or a section of fields -> its rule. Of several, the narrowest holds.
@@ -131,7 +133,6 @@ def check_opened(config: Config, trained: Config, workdir: pathlib.Path, indexes
     lexical = overrides.lexical(config)
     held = WORDS if lexical and not indexes else ()  # by the index that is searched
     for name in overrides.differences(trained, config):
-        had = f"{workdir} was trained with {shown(value(trained, name)) or '(none)'}"
         opened = rule(name).opened
         if name == "retrieval.retriever" and lexical != overrides.lexical(trained):
             opened = "model"
@@ -139,11 +140,7 @@ def check_opened(config: Config, trained: Config, workdir: pathlib.Path, indexes
             opened = "unread"
         elif lexical and _encodes(name):
             opened = "free"
-        if opened == "unread":
-            raise _unread(config, name, had)
-        if opened == "model":
-            raise ConfigError(f"{_set(config, name)}: {had}, and would be another model; leave the "
-                              "field out, or train with it in another workdir")
+        _check(opened, name, config, trained, f"{workdir} was trained with")
 
 
 def check_untrained(config: Config, own: Config, had: str) -> None:
@@ -153,29 +150,29 @@ def check_untrained(config: Config, own: Config, had: str) -> None:
     had: what has the values of `own`: "FOLDER was indexed with".
     """
     for name in overrides.differences(own, config):
-        if rule(name).opened == "unread":
-            raise _unread(config, name, f"{had} {shown(value(own, name)) or '(none)'}")
+        opened = rule(name).opened
+        _check("free" if opened == "model" else opened, name, config, own, had)
 
 
 def check_checkpoint(config: Config, own: Config, source: str) -> None:
     """Raises ConfigError for a field of another model than the checkpoint `source` is, whose
     configuration is `own`; its tokenizers may be elsewhere."""
-    check_untrained(config, own, f"{source} has")
     for name in overrides.differences(own, config):
-        if rule(name).opened == "model" and not name.startswith("data."):
-            raise ConfigError(f"{_set(config, name)}: {source} has "
-                              f"{shown(value(own, name)) or '(none)'}, and would be another model; "
-                              "leave the field out")
+        opened = "free" if name.endswith("_tokenizer") else rule(name).opened
+        _check(opened, name, config, own, f"{source} has")
 
 
-def _set(config: Config, name: str) -> str:
-    return f"config.{name}={shown(value(config, name))}"
-
-
-def _unread(config: Config, name: str, had: str) -> ConfigError:
-    others = ("other questions are named with --questions, in Python evaluate(FILE), other "
-              "passages with --index" if name.startswith("data.") else "leave the field out")
-    return ConfigError(f"{_set(config, name)}: {had}, and this would change nothing; {others}")
+def _check(opened: Opened, name: str, config: Config, own: Config, had: str) -> None:
+    """Raises ConfigError for a field of other value than in `own` unless it is free."""
+    told = (f"config.{name}={shown(value(config, name))}: {had} "
+            f"{shown(value(own, name)) or '(none)'}, and ")
+    if opened == "unread":
+        others = ("other questions are named with --questions, in Python evaluate(FILE), other "
+                  "passages with --index" if name.startswith("data.") else "leave the field out")
+        raise ConfigError(f"{told}this would change nothing; {others}")
+    if opened == "model":
+        raise ConfigError(f"{told}would be another model; leave the field out, or train with it in "
+                          "another workdir")
 
 
 def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -> None:
@@ -186,7 +183,7 @@ def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -
     for name in overrides.differences(trained, config):
         if name in ("retrieval.retriever", "retrieval.fusion", "retrieval.bm25_weight",
                     "train.bm25_weight_rate"):
-            raise ConfigError(f"{_set(config, name)}: {path} has learned its "
+            raise ConfigError(f"config.{name}={shown(value(config, name))}: {path} has learned its "
                               f"weight of words; leave it at {shown(value(trained, name))}, and use"
                               " --choose-weight of evaluate, Rag.choose_weight in Python, for a "
                               "fixed weight")

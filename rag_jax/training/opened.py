@@ -544,8 +544,8 @@ def _array(given: Any) -> np.ndarray:
 
 
 def check_vectors(rag: Rag) -> None:
-    """Raises a RetrievalError where another document encoder has built the index, or the same from
-    other tokens.
+    """Raises a RetrievalError where another document encoder has built the index, or by other
+    tokens.
 
     The same encoder gives the first passage the same vector, up to the rounding of bfloat16.
     Fingerprints are no proof: they contain settings of training (dropout) that no source stores.
@@ -555,7 +555,7 @@ def check_vectors(rag: Rag) -> None:
             np.linalg.norm(ours - indexed) > SAME_VECTOR * np.linalg.norm(indexed)):
         check_encoder(rag.index.path, rag.index.manifest,
                       fingerprint(rag.job.model, rag.encoder("document_encoder")))
-        check_encoder_tokens(rag, rag.index)
+    check_encoder_tokens(rag, rag.index)
 
 
 def check_encoder_tokens(rag: Rag, index: Index) -> None:
