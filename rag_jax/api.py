@@ -172,10 +172,10 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
       ConfigError: a tower without a source, or a run that needs training or reads no passages.
     """
     if not isinstance(config, Config):
-        usual = Config(train=TrainConfig(steps=0))
-        config = overrides.replace(usual, config or {})
-        changes.check_untrained(config, usual, "without a workdir it is")
+        config = overrides.replace(Config(), config or {})
     rules.check_sections(config)
+    usual = Config() if config.train.steps else Config(train=TrainConfig(steps=0))
+    changes.check_untrained(config, usual, "without a workdir, the default is")
     asked = {"train.steps": 0, **({"runs": (run,)} if run else {})}
     config = rules.validate(overrides.replace(config, asked))
     config = overrides.for_run(config, config.runs[0])

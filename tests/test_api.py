@@ -598,8 +598,8 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     *((lambda rag, name=name, given=given: rag_jax.load(index=".", config={**TOWERS, name: given}),
        ConfigError, told) for name, given, told in (
            ("retrieval.k", 0, "^run 'rag_token': without a workdir, .*config.retrieval.k is 0;"),
-           ("data.train", "t.tsv", "data.train=t.tsv: without a workdir it is .none., and this wo"),
-           ("train.steps", 5, "config.train.steps=5: without a workdir it is 0, and this would ch"),
+           ("data.train", "t.tsv", "data.train=t.tsv: without a workdir, the default is .none., "),
+           ("train.steps", 5, "config.train.steps=5: without a workdir, the default is 1000,"),
            ("model.null_document", "bias",
             "^config.model.null_document=bias: it is learned, and nothing has been trained"))),
     (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
