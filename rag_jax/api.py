@@ -61,7 +61,8 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
         return _open_towers(run, step, index, config)
     path = workdirs.named("source", source).absolute()
     if (answering := documents.answering(path)) != path:
-        if index is None and workdirs.read_run(answering, run).retrieval.k:
+        if index is None and _checked(
+                config, lambda: workdirs.read_run(answering, run)).retrieval.k:
             index = path / documents.INDEX
         return load(answering, run, step=step, index=index, config=config)
     if documents.exists(path):
@@ -74,6 +75,9 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
     run, config = _run_config(path, run, config)
     if index is not None and not config.retrieval.k:
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
+    if not config.retrieval.k and config.eval.k not in (0, workdirs.eval_of(path, run).k):
+        raise ConfigError(f"config.eval.k={config.eval.k}: run {run!r} reads no passages; leave it "
+                          "out")
     job = training.open_job(config, path)
     opened = open_index(job, run, None if index is None else str(index)) if (
         config.retrieval.k) else None
@@ -165,8 +169,11 @@ def _open_towers(run: str | None, step: int | None, index: Path | None,
         job, config, TOWERS, open_index(job, config.runs[0], str(index)), defaults)
 
 
-def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None) -> Config:
+def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None,
+                      indexes: bool = False) -> Config:
     """The configuration of a run without a workdir, before the towers' architectures are read.
+
+    indexes: as for `_run_config`.
 
     Raises:
       ConfigError: a tower without a source, or a run that needs training or reads no passages.
@@ -175,7 +182,7 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
         config = overrides.replace(Config(), config or {})
     rules.check_sections(config)
     usual = Config() if config.train.steps else Config(train=TrainConfig(steps=0))
-    changes.check_untrained(config, usual, "without a workdir, the default is")
+    changes.check_untrained(config, usual, "without a workdir, the default is", indexes)
     asked = {"train.steps": 0, **({"runs": (run,)} if run else {})}
     config = rules.validate(overrides.replace(config, asked))
     config = overrides.for_run(config, config.runs[0])
@@ -254,7 +261,7 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
     target = workdirs.named("out", out).absolute()
     with workdirs.writing(target):
         if workdir is None:
-            config, trained = _config_of_towers(run, config), None
+            config, trained = _config_of_towers(run, config, indexes=True), None
             pretrained.check_retriever(config)
             config = pretrained.resolve(config)
             for line in pretrained.length_notes(config):
@@ -268,6 +275,9 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
                     "and the index is that of its documents; leave it out, and name encoder and "
                     "generator by --config.model")
             run, config = _run_config(path, run, config, indexes=True)
+            if not config.retrieval.k:
+                raise ConfigError(f"run {run!r} reads no passages, so that nothing would read the "
+                                  "index; name another run")
             trained = path / run
             job = training.open_job(config, path)
         return _build(job, trained, str(passages), target, queries, overwrite)

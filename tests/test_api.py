@@ -141,6 +141,7 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
     {"generator_warmup.steps": 3}, {"data.prompt": "Read."}, {"data.world_task": "claims"},
     {"data.fictional_countries": 5}, {"train.batch_size": 3}, {"train.optimizer.b1": 0.5},
     {"train.bm25_weight_rate": 0.1, "retrieval.retriever": "hybrid"},
+    {"model.retriever.dropout": 0.3}, {"model.generator.init_std": 0.5},
     {"dropout_keys": "unsafe_rbg"}])
 def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     """Its figures would be those of the former file."""
@@ -152,6 +153,30 @@ def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
         api.build_index("p.tsv", path / "i", path, config=fields)
     same = {name: overrides.value(workdir.read(path), name) for name in fields}
     assert api.load(path, config=same).run == "rag_token"
+
+
+@pytest.mark.parametrize("name, value", [
+    ("index", "exact"), ("leaves_to_search", 1), ("scann_recall", 0.5), ("scann_parts", 2)])
+def test_what_an_index_is_built_with_is_set_where_one_is_built(path, monkeypatch, name, value):
+    """An evaluation with other leaves was one of the same index, under a name of its own."""
+    with pytest.raises(ConfigError, match=f"config.retrieval.{name}={value}: .*change nothing"):
+        api.load(path, config={f"retrieval.{name}": value})
+    built = []
+    monkeypatch.setattr(api, "_build", lambda job, *_: built.append(job.config.retrieval))
+    api.build_index("p.tsv", path / "i", path, config={f"retrieval.{name}": value})
+    assert getattr(built[0], name) == value
+
+
+def test_a_run_without_passages_takes_nothing_that_is_said_of_them(path):
+    """It answered as if nothing had been said; an index that nothing could read was built for it."""
+    for fields in ({"eval.k": 5}, {"model.reranker.pretrained": "r"}):
+        name, value = next(iter(fields.items()))
+        with pytest.raises(ConfigError, match=f"config.{name}={value}: "):
+            api.load(path, "closed_book", config=fields)
+    with pytest.raises(ConfigError, match="run 'closed_book' reads no passages, so that nothing"):
+        api.build_index("p.tsv", path / "i", path, run="closed_book")
+    workdir.begin_run(path, "closed_book", overrides.replace(Config(), {"eval.k": 5}).eval)
+    assert api.load(path, "closed_book").config.eval.k == 5, "as the runs that it began with"
 
 
 @pytest.mark.parametrize("name, value", [
@@ -203,8 +228,7 @@ def test_a_field_that_the_run_sets_is_refused_as_by_the_commands(path):
 @pytest.mark.parametrize("fields", [
     {"model.generator.dtype": "bfloat16", "model.generator.param_dtype": "bfloat16"},
     {"model.retriever.dtype": "bfloat16", "model.generator.end_tokens": (5,)},
-    {"model.retriever.dropout": 0.3, "model.generator.attention_dropout": 0.2},
-    {"model.retriever.init_std": 0.5, "model.generator.start_token": 3},
+    {"model.generator.start_token": 3, "retrieval.retriever": "hybrid", "retrieval.bm25_b": 0.1},
     {"train.keep": 7, "generator_warmup.log_every": 3}])
 def test_how_a_trained_model_computes_is_set_at_will(path, fields):
     for name, value in fields.items():

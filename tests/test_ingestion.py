@@ -392,6 +392,7 @@ def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
     ({"retrieval.retriever": "hybrid"}, "run 'bm25' sets config.retrieval.retriever=bm25; leave"),
     ({"model.null_document": "bias"}, "config.model.null_document=bias: it is learned"),
     ({"data.prompt": "{passage} {question}"}, "config.data.prompt=.*: none is read with"),
+    ({"retrieval.k": 0}, "config.retrieval.k=0: .*run answers from its documents; leave the"),
     ({"train.optimizer.b1": 0.5}, "optimizer.b1=0.5: .*run was indexed with 0.9, and this would"),
     ({"generator_warmup.steps": 7}, "generator_warmup.steps=7: .*, and this would change nothing"),
     ({"model.head": "classification", "eval.labels": ("yes", "no")},

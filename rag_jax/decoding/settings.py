@@ -86,7 +86,7 @@ class Decoding:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 yield f"{name}={getattr(self, name)}: must be at least {bound}"
-        if self.min_length > self.max_length:
+        if not self.labels and self.min_length > self.max_length:
             yield (f"min_length={self.min_length}: must be at most max_length={self.max_length}; "
                    "both count </s>")
         if not self.temperature > 0:
@@ -102,7 +102,8 @@ class Decoding:
             yield f"bad_words={self.bad_words}: a bad word needs at least one token"
         if self.labels and self.sample:
             yield "labels and sample: classes are ranked, not drawn"
-        if self.forced_eos and self.forced_bos is not None and self.max_length == 1:
+        if not self.labels and self.forced_eos and self.max_length == 1 and (
+                self.forced_bos is not None):
             yield ("forced_bos and forced_eos both set the only token of max_length=1: raise it, "
                    "or leave one out")
         for name in ("prefix", "bad_words"):

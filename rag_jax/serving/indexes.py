@@ -292,6 +292,9 @@ class Indexes:
 
     def open_also(self, name: str) -> None:
         """Opens one more index that requests may name; called before the worker compiles."""
+        if self._first is None:
+            raise ConfigError(f"--open={name}: run {self.current.rag.run!r} reads no passages; "
+                              "leave it out")
         if name not in self.paths:
             raise ConfigError(f"--open={name}: {self.current.rag.job.workdir} has "
                               f"{', '.join(self.paths) or 'no index'}")

@@ -12,7 +12,7 @@ from rag_jax.config import RUNS, Config, ConfigError
 from rag_jax.overrides import shown, value
 from rag_jax.steps import has_checkpoint, has_stopped, made_of_data, steps_taken
 
-Opened = Literal["free", "unread", "model"]
+Opened = Literal["free", "unread", "built", "model"]
 
 
 class Rule(NamedTuple):
@@ -23,13 +23,18 @@ class Rule(NamedTuple):
         an index is made of them; once there is a checkpoint of the warm-up of that name; or of a
         run that reads the field. Before the data are prepared, it may set every field.
       opened: what another value is to who opens the workdir: free to choose; unread, as only
-        training reads it; another model than was trained.
+        training reads it; built into an index, so that it is read where one is built, and free
+        there; another model than was trained.
     """
 
     until: Literal["never", "data", "made", "retriever", "generator", "run"]
     opened: Opened
 
 
+# Files of passages and of questions.
+FILES = ("data.passages", "data.train", "data.dev", "data.test")
+# What an index of words was built with.
+WORDS = ("retrieval.bm25_k1", "retrieval.bm25_b", "retrieval.bm25_language")
 # A field, or a section of fields -> its rule. Of several, the narrowest holds.
 RULES = {
     "seed": Rule("data", "free"),
@@ -37,8 +42,7 @@ RULES = {
     **dict.fromkeys(("runs", "tensorboard", "eval", "mesh"), Rule("never", "free")),
     "data": Rule("data", "free"),
     **dict.fromkeys(("data.data_dir", "data.length_buckets"), Rule("never", "free")),
-    **dict.fromkeys(("data.passages", "data.train", "data.dev", "data.test",
-                     "data.fictional_countries", "data.world_task", "data.world_cards",
+    **dict.fromkeys((*FILES, "data.fictional_countries", "data.world_task", "data.world_cards",
                      "data.world_seed", "data.generator_vocab", "data.retriever_vocab"),
                     Rule("data", "unread")),
     **dict.fromkeys(("data.generator_tokenizer", "data.retriever_tokenizer"),
@@ -47,10 +51,12 @@ RULES = {
     "model.head": Rule("data", "free"),  # `check_classes` compares it
     "model.generator.family": Rule("data", "model"),
     "model.reranker": Rule("made", "free"),
-    **{f"model.{tower}.{name}": Rule("made", "free")
+    **{f"model.{tower}.{name}": Rule("made", "unread")
        for tower in ("retriever", "generator")
-       for name in ("param_dtype", "dropout", "attention_dropout", "activation_dropout",
-                    "init_std", "position_init", "start_token", "end_tokens")},
+       for name in ("dropout", "attention_dropout", "activation_dropout", "init_std",
+                    "position_init")},
+    **{f"model.generator.{name}": Rule("made", "free")
+       for name in ("param_dtype", "start_token", "end_tokens")},
     **{f"model.{tower}.{name}": Rule("never", "free")  # how a model is computed
        for tower in ("retriever", "generator", "reranker")
        for name in ("dtype", "remat", "fused_attention", "logit_chunk")},
@@ -58,6 +64,10 @@ RULES = {
     **dict.fromkeys(("retrieval.embed_batch_size", "retrieval.capacity"), Rule("never", "free")),
     "retrieval.k": Rule("run", "free"),
     "retrieval.staleness": Rule("run", "unread"),
+    **{f"retrieval.{name}": Rule("made", "built")
+       for name in ("index", "brute_force_below", "num_leaves", "leaves_to_search", "scann_recall",
+                    "reorder", "scann_parts")},
+    **dict.fromkeys(WORDS, Rule("made", "built")),
     "retriever_warmup": Rule("retriever", "unread"),
     "generator_warmup": Rule("generator", "unread"),
     "train": Rule("run", "unread"),
@@ -72,8 +82,6 @@ RULES = {
 RATES = ("learning_rate", "warmup_steps", "end_fraction")
 # Fields of config.model that runs which retrieve by words neither read nor resolve.
 ENCODER_SECTIONS = ("retriever", "query_encoder", "document_encoder")
-# What an index of words was built with.
-WORDS = ("retrieval.bm25_k1", "retrieval.bm25_b", "retrieval.bm25_language")
 
 
 def rule(name: str) -> Rule:
@@ -131,27 +139,29 @@ def check_opened(config: Config, trained: Config, workdir: pathlib.Path, indexes
     """
     _check_learned_weight(config, trained, workdir)
     lexical = overrides.lexical(config)
-    held = WORDS if lexical and not indexes else ()  # by the index that is searched
     for name in overrides.differences(trained, config):
         opened = rule(name).opened
         if name == "retrieval.retriever" and lexical != overrides.lexical(trained):
             opened = "model"
-        elif name in held or name == "data.prompt" and not config.prompted:
+        elif name == "data.prompt" and not config.prompted:
+            opened = "unread"
+        elif not config.retrieval.k and name.startswith("model.reranker."):
             opened = "unread"
         elif lexical and _encodes(name):
             opened = "free"
-        _check(opened, name, config, trained, f"{workdir} was trained with")
+        _check(opened, name, config, trained, f"{workdir} was trained with", indexes)
 
 
-def check_untrained(config: Config, own: Config, had: str) -> None:
-    """Raises ConfigError for a field of other value than in `own` that only training reads, where
+def check_untrained(config: Config, own: Config, had: str, indexes: bool = False) -> None:
+    """Raises ConfigError for a field of other value than in `own` that would change nothing where
     nothing is trained.
 
     had: what has the values of `own`: "FOLDER was indexed with".
+    indexes: as for `check_opened`.
     """
     for name in overrides.differences(own, config):
         opened = rule(name).opened
-        _check("free" if opened == "model" else opened, name, config, own, had)
+        _check("free" if opened == "model" else opened, name, config, own, had, indexes)
 
 
 def check_checkpoint(config: Config, own: Config, source: str) -> None:
@@ -162,13 +172,17 @@ def check_checkpoint(config: Config, own: Config, source: str) -> None:
         _check(opened, name, config, own, f"{source} has")
 
 
-def _check(opened: Opened, name: str, config: Config, own: Config, had: str) -> None:
+def _check(opened: Opened, name: str, config: Config, own: Config, had: str,
+           indexes: bool = False) -> None:
     """Raises ConfigError for a field of other value than in `own` unless it is free."""
+    # An index of words beside one of embeddings is built where it is missing.
+    if opened == "built" and not indexes and (name not in WORDS or overrides.lexical(config)):
+        opened = "unread"
     told = (f"config.{name}={shown(value(config, name))}: {had} "
             f"{shown(value(own, name)) or '(none)'}, and ")
     if opened == "unread":
         others = ("other questions are named with --questions, in Python evaluate(FILE), other "
-                  "passages with --index" if name.startswith("data.") else "leave the field out")
+                  "passages with --index" if name in FILES else "leave the field out")
         raise ConfigError(f"{told}this would change nothing; {others}")
     if opened == "model":
         raise ConfigError(f"{told}would be another model; leave the field out, or train with it in "

@@ -146,6 +146,9 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     asked, config = config, _untrained(config, run)
     _check_index(config, _untrained(made, run), path)
     changes.check_untrained(asked, made, f"{path} was indexed with")
+    if not config.retrieval.k:
+        raise ConfigError(f"config.retrieval.k=0: {path} answers from its documents; leave the "
+                          "field out")
     folder = path / INDEX if index is None else pathlib.Path(index)
     opened = indexing.open_host_index(folder, overrides.lexical(config))
     check_k(config, opened, folder)

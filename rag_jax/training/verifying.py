@@ -54,7 +54,7 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
         raise UserError(f"{path}: there is no such folder")
     if documents.exists(path):
         yield from _documents(path)
-    elif (path / "config.json").is_file():
+    elif (path / "config.json").is_file() and not workdir.is_checkpoint(path):
         yield from _workdir(path)
     elif (path / POINTER).is_file() or (path / "manifest.json").is_file():
         yield from _index(path)
@@ -62,7 +62,7 @@ def verify(path: pathlib.Path) -> Iterator[Part]:
         yield _store(path)
     else:
         raise UserError(f"{path}: neither an index nor a passage store nor a workdir: it has none "
-                        f"of {POINTER}, manifest.json, meta.json and config.json")
+                        f"of {POINTER}, manifest.json, meta.json and config.json of this package")
 
 
 def _files(*folders: VerifiedFiles) -> tuple[str, list[str]]:

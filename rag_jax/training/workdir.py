@@ -129,6 +129,11 @@ def exists(path: str | pathlib.Path) -> bool:
     return b'"retriever_warmup"' in content or b'"generator_warmup"' in content
 
 
+def is_checkpoint(folder: pathlib.Path) -> bool:
+    """Whether the config.json of a folder is one of Hugging Face."""
+    return not exists(folder) and b'"architectures"' in (folder / "config.json").read_bytes()
+
+
 def writing(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
     """Keeps other processes from writing into the workdir that a path is in, if it is in one.
 
@@ -150,7 +155,7 @@ def read(workdir: pathlib.Path) -> Config:
     if not file.is_file():
         what = "no config.json" if workdir.is_dir() else "there is no such folder"
         raise ConfigError(f"{workdir}: {what}; name a workdir of rag_jax.train or rag_jax.ingest")
-    if not exists(workdir) and b'"architectures"' in file.read_bytes():
+    if is_checkpoint(workdir):
         raise ConfigError(
             f"{workdir}: is a checkpoint of Hugging Face, and no workdir. Without --workdir, "
             f"name it as config.model.rag.pretrained={workdir} (or .retriever.pretrained, "

@@ -765,6 +765,8 @@ def test_a_model_without_passages_says_that_it_has_none(uninterrupted, one_devic
         refused = asking.post(path, json=body, headers=TOKEN)
         assert refused.status_code == 422
         assert refused.json()["error"]["message"].startswith("this model reads no passages: ")
+    with pytest.raises(ConfigError, match="--open=2018: run .* reads no passages"):
+        server.indexes.open_also("2018")
 
 
 def test_the_current_index_named_again_is_not_opened_twice(uninterrupted, one_device):

@@ -32,6 +32,10 @@ def test_texts_become_the_ids_that_they_have_inside_an_answer():
     at = [a != b for a, b in zip(*classes.labels, strict=False)].index(True)
     assert told.labels == tuple(label[at:at + 1] for label in classes.labels)
     assert told.max_length == 1
+    searched = replace(Config(), {"eval.labels": ("Lima", "Peru"), "model.head": "label_token",
+                                  "eval.min_length": 5, "eval.forced_bos": True,
+                                  "eval.forced_eos": True})
+    assert decoding_settings(searched, TOKENIZER).labels == told.labels, "they have no effect"
     forced = decoding_settings(replace(Config(), {"eval.forced_bos": True}), TOKENIZER)
     assert forced.forced_bos == TOKENIZER.start
 

@@ -216,7 +216,10 @@ def test_a_checkpoint_that_was_not_read_is_not_called_damaged(made, monkeypatch,
 
 
 def test_what_is_neither_index_nor_store_nor_workdir_is_an_error(tmp_path):
-    for path, told in ((tmp_path, "neither an index nor"),
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text('{"architectures": ["BartModel"]}')
+    for path, told in ((tmp_path, "neither an index nor"), (checkpoint, "neither an index nor"),
                        (pathlib.Path(__file__), "neither an index nor"),
                        (tmp_path / "nothing", "there is no such folder")):
         with pytest.raises(UserError, match=told):
