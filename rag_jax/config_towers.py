@@ -16,8 +16,9 @@ def section(cls: type) -> Any:
 
 
 TRAINED_SCALE = 20.0  # of cosines in the loss that sentence-transformers trains with by default
-SOURCE = ("Hugging Face name, checkpoint folder, or workdir; it sets the architecture and, unless "
-          "others are named, the tokenizer; empty = from scratch")
+SOURCE = ("Hugging Face name, checkpoint folder, or workdir (its tower from before its runs "
+          "trained); it sets the architecture and, unless others are named, the tokenizer; empty = "
+          "from scratch")
 
 
 @dataclasses.dataclass(frozen=True)

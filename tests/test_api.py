@@ -168,7 +168,7 @@ def test_what_an_index_is_built_with_is_set_where_one_is_built(path, monkeypatch
 
 
 def test_a_run_without_passages_takes_nothing_that_is_said_of_them(path):
-    """It answered as if nothing had been said; an index that nothing could read was built for it."""
+    """It answered as if nothing had been said; and an index was built that nothing could read."""
     for fields in ({"eval.k": 5}, {"model.reranker.pretrained": "r"}):
         name, value = next(iter(fields.items()))
         with pytest.raises(ConfigError, match=f"config.{name}={value}: "):

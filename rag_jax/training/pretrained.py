@@ -23,7 +23,7 @@ from rag_jax.models import rag
 from rag_jax.models.generator import in_dtype
 from rag_jax.models.stack import unstack_layers
 from rag_jax.retrieval.verification import open_digests
-from rag_jax.steps import warn_of_unfinished
+from rag_jax.steps import steps_taken, warn_of_unfinished
 from rag_jax.training import document_encoder, step, workdir
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
 from rag_jax.training.job import Job
@@ -85,6 +85,8 @@ def _architecture(source: str, tower: str) -> BertConfig | BartConfig:
     if tower not in description.towers and not (PLAIN in description.towers and tower in ENCODERS):
         raise ConfigError(f"config.model: {source!r} is a {description.family} with "
                           f"{', '.join(description.towers)}; it has no {tower}")
+    if workdir.exists(source):
+        folder_of_source(source, tower)
     return description.generator if tower == "generator" else description.retriever
 
 
@@ -246,9 +248,16 @@ def warn_of_unfinished_sources(config: Config) -> None:
 
 def notes(asked: Config, resolved: Config) -> list[str]:
     """The fields that `resolve` set beside the architecture, a warning about encoders that were not
-    trained together, and `length_notes`."""
+    trained together, workdirs whose runs were trained further, and `length_notes`."""
     lines = length_notes(resolved)
     sources = asked.model.sources
+    for path in map(pathlib.Path, dict.fromkeys(sources.values())):
+        runs = [run for run in workdir.read(path).runs if steps_taken(path / run)] if (
+            workdir.exists(path)) else []
+        if runs:
+            lines.append(f"{path}: its towers are those from before {' and '.join(runs)} trained; "
+                         f"for what a run trained, name a folder that rag_jax.convert --from {path}"
+                         " wrote")
     if (longest := resolved.data.max_passage_length) != asked.data.max_passage_length:
         lines.append(f"{sources['document_encoder']}: config.data.max_passage_length={longest}, as "
                      "it has no more positions")
@@ -397,8 +406,12 @@ def folder_of(path: pathlib.Path, tower: str) -> tuple[pathlib.Path, tuple[str, 
     for folder, towers in places.items():
         if folder.is_dir():
             return folder, towers
+    own = workdir.read(path).model.sources.get(tower)
     raise ConfigError(f"{path}: no checkpoint of the {tower}, not in "
-                      f"{' nor in '.join(f'{folder.name}/' for folder in places)}")
+                      f"{' nor in '.join(f'{folder.name}/' for folder in places)}"
+                      + (f", as it began with that of {own}: name {own}, or, for what a run "
+                         f"trained, a folder that rag_jax.convert --from {path} wrote"
+                         if own else ""))
 
 
 def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mesh

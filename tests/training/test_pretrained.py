@@ -381,6 +381,27 @@ def test_scanned_layers_hold_the_same_weights(sources, params, tmp_path):
             np.testing.assert_array_equal(a[number], b)
 
 
+def test_a_workdir_gives_its_towers_from_before_its_runs(sources, uninterrupted, tmp_path):
+    """Somebody who named what he had trained got the warm-up, without a word; and a workdir that
+    had none was said to have lost it, after the data were prepared."""
+    source = str(uninterrupted)
+    asked = overrides.replace(workdir.read(uninterrupted), {
+        f"model.{tower}.pretrained": source for tower in ("generator", "retriever")})
+    assert f"{source}: its towers are those from before rag_token trained; for what a run tr" in (
+        " ".join(pretrained.notes(asked, pretrained.resolve(asked))))
+    shutil.copytree(uninterrupted, tmp_path / "copy", ignore=shutil.ignore_patterns("rag_token"))
+    asked = overrides.replace(asked, {f"model.{tower}.pretrained": str(tmp_path / "copy")
+                            for tower in ("generator", "retriever")})
+    assert "from before" not in " ".join(pretrained.notes(asked, pretrained.resolve(asked)))
+    begun = tmp_path / "begun"
+    workdir.start(overrides.replace(
+        Config(), {"model.generator.pretrained": "facebook/bart-base"}), begun)
+    asked = config({**sources, "begun": str(begun)}, generator="begun")
+    with pytest.raises(ConfigError, match="no checkpoint of the generator, not in generator/, as it "
+                       "began with that of facebook/bart-base: name facebook/bart-base, or, for "):
+        pretrained.resolve(asked)
+
+
 @pytest.mark.parametrize(("named", "message"), [
     ({"rag": "rag"}, "model.document_encoder.pretrained: the other encoder comes from"),
     ({"query_encoder": "question"}, "model.document_encoder.pretrained"),
