@@ -397,8 +397,8 @@ def test_a_workdir_gives_its_towers_from_before_its_runs(sources, uninterrupted,
     workdir.start(overrides.replace(
         Config(), {"model.generator.pretrained": "facebook/bart-base"}), begun)
     asked = config({**sources, "begun": str(begun)}, generator="begun")
-    with pytest.raises(ConfigError, match="no checkpoint of the generator, not in generator/, as it "
-                       "began with that of facebook/bart-base: name facebook/bart-base, or, for "):
+    with pytest.raises(ConfigError, match="no checkpoint of the generator, not in generator/, as "
+                       "it began with that of facebook/bart-base: name facebook/bart-base, or, "):
         pretrained.resolve(asked)
 
 
