@@ -738,7 +738,7 @@ def test_what_a_checkpoint_says_gives_way_to_what_is_asked(rag, uninterrupted, t
 
     asked = opened()
     towers = rag_jax.load(index=index, config={
-        **data, "model.rag.pretrained": str(folder),
+        **data, "train.steps": 0, "model.rag.pretrained": str(folder),
         "model.document_encoder.pretrained": str(folder / "document_encoder")})
     for how, expected in (
             ({}, (3, 2.0, 3, True, True)), ({"strategy": "thorough"}, (3, 0.0, 3, True, True)),
