@@ -6,14 +6,16 @@ const percent = p => p > 0 && p < 1e-5 ? "<0.001%" : digits.format(p);
 const sentences = new Intl.Segmenter("en", {granularity: "sentence"});
 const KEPT = 100;  // answers in the history
 const NO_PASSAGE = "(no passage)";  // the null document
-// A letter, digit or mark of a script whose words stand alone, with spaces between them.
-const SPACED = "(?![\\p{scx=Han}\\p{scx=Hira}\\p{scx=Kana}\\p{scx=Hang}\\p{scx=Thai}\\p{scx=Laoo}" +
-  "\\p{scx=Khmr}\\p{scx=Mymr}])[\\p{L}\\p{M}\\p{N}]";
+// A digit; or a letter or mark of a script whose words stand alone, with spaces between them.
+const SPACED = "(?:\\p{N}|(?![\\p{scx=Han}\\p{scx=Hira}\\p{scx=Kana}\\p{scx=Hang}\\p{scx=Thai}" +
+  "\\p{scx=Laoo}\\p{scx=Khmr}\\p{scx=Mymr}])[\\p{L}\\p{M}])";
+const POINT = "[.,\u066b\u066c]";  // within a number
 const server = {programs: [], answers: 1, open: []};
 const shown = {result: null, place: 0};  // result: null = of the question that is being asked
 const earlier = [];
 let running = null;  // what stops the question that is being asked
 let chosen = null;  // the memory that the reader has chosen
+let starting = null;  // what stops the page's beginning
 let next = 0;  // the timer of the next try to begin
 
 function make(tag, fields = {}, ...children) {
@@ -21,6 +23,12 @@ function make(tag, fields = {}, ...children) {
   node.append(...children);
   return node;
 }
+
+const second = signal => new Promise(resolve => {
+  setTimeout(resolve, 1000);
+  signal.addEventListener("abort", resolve);
+});
+const cut = (text, most) => [...text].slice(0, most).join("");  // never within a letter
 
 function tell(id, text) {
   $(id).textContent = text;
@@ -46,11 +54,11 @@ async function send(path, body, signal) {
     throw new Error("The server does not answer: it has ended, or the network is down.");
   }
   if (response.status === 401) $("tokens").hidden = false;
-  if (!response.ok && path !== "ready") {
+  if (!response.ok) {
     const told = await response.json().catch(() => null);
     throw Object.assign(new Error(
       told?.error?.message ?? `The server answered with status ${response.status}.`),
-      {status: response.status});
+      {status: response.status, told});
   }
   return response;
 }
@@ -100,24 +108,25 @@ async function retrieved(question, memory, signal) {
 
 async function ask(question) {
   running?.abort();
-  const own = running = new AbortController();
+  const own = running = new AbortController(), memory = chosen;
   tell("problem", "");
   clear(question);
   follow();
   try {
-    await refresh(own.signal);  // another server may have been started, or the index swapped
+    const closed = await refresh(own.signal);  // another server may have been started
+    if (closed) throw new Error(closed);
     const way = server.programs.includes("search") ? answered : retrieved;
-    const result = await way(question, chosen, own.signal);
+    const result = await way(question, memory, own.signal);
     if (running !== own) return;
     keep(result);
     if (!shown.result) show(result);  // else an earlier one is being read
   } catch (error) {
     if (running !== own) return;
     const told = error.name === "AbortError" ? "Stopped." : error.message;
-    tell("problem", shown.result ? `${question.slice(0, 100)}: ${told}` : told);
-    if (error.compiling) begin();
+    tell("problem", shown.result ? `${cut(question, 100)}: ${told}` : told);
   }
   running = null;
+  tell("state", "");
   follow();
 }
 
@@ -167,6 +176,7 @@ function keep(result) {
     false, read, result.question, result.choices[0].text ?? "")));
   if (earlier.length > KEPT) {
     earlier.pop();
+    if ($("history").lastChild.contains(document.activeElement)) $("question").focus();
     $("history").lastChild.remove();
   }
   document.querySelector("nav").hidden = false;
@@ -236,35 +246,38 @@ function card(choice, row, number, traced) {
                 "div", {className: "share", title}, make("span", {}, label),
                 make("meter", {value, ariaLabel: `${label}: ${title}`}),
                 make("output", {}, percent(value)))),
-              make("p", {dir: "auto"}, ...marked(passage.text, choice.text ?? "")));
+              make("p", {dir: "auto"}, ...marked(
+                passage.text.normalize(), (choice.text ?? "").normalize())));
 }
 
 // The text, with every sentence marked that the answer stands in, not as a part of a longer word or
-// number.
+// number. Both are composed (NFC).
 function marked(text, answer) {
-  const begin = /^\s*\p{N}/u.test(answer) ? "(?<!\\p{N}[.,])" : "";
-  const end = /\p{N}\s*$/u.test(answer) ? "(?![.,]\\p{N})" : "";
+  const begin = /^\s*\p{N}/u.test(answer) ? `(?<!\\p{N}${POINT})` : "";
+  const end = /\p{N}\s*$/u.test(answer) ? `(?!${POINT}\\p{N})` : "";
   const words = answer.split(/\s+/u).filter(Boolean).map(
     word => word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"));
   const stands = new RegExp(
     `(?<!${SPACED})${begin}${words.join("\\s+")}(?!${SPACED})${end}`, "giu");
   const spans = words.length ? [...text.matchAll(stands)].map(
     found => [found.index, found.index + found[0].length]) : [];
+  let at = 0;  // the first span that does not end before the sentence
   return [...sentences.segment(text)].flatMap(({segment, index}) => {
     const within = segment.trimEnd();
-    const hit = spans.some(([from, to]) => from < index + within.length && to > index);
+    while (at < spans.length && spans[at][1] <= index) at++;
+    const hit = at < spans.length && spans[at][0] < index + within.length;
     return hit ? [make("mark", {}, within), segment.slice(within.length)] : [segment];
   });
 }
 
 function drawMap() {
-  if (!$("heat").open || !shown.result) return;
+  if (!$("heat").open || $("heat").hidden) return;
   const choice = shown.result.choices[shown.place];
   const head = make("tr", {}, make("td", {}), ...choice.tokens.map(
     token => make("th", {scope: "col"}, token.trim() || "␣")));
   const rows = ranked(choice, true).map((row, number) => make(
     "tr", {}, make("th", {scope: "row", dir: "auto"},
-                   `${number + 1}. ${name(choice.passages[row]).slice(0, 40)}`),
+                   `${number + 1}. ${cut(name(choice.passages[row]), 40)}`),
     ...choice.token_posterior.map(shares => {
       const cell = make("td", {}, `${Math.round(100 * shares[row])}`);
       cell.style.setProperty("--p", shares[row]);
@@ -277,50 +290,50 @@ function drawMap() {
 
 // --- the start -----------------------------------------------------------------------------------
 
-function beginIn(milliseconds) {
-  clearTimeout(next);
-  next = setTimeout(begin, milliseconds);
-}
-
-// What the server says of itself: `server`, and what is shown of it.
+// Once the server is ready: what it says of itself, `server`, and what is shown of it. Returns what
+// to tell if the chosen memory is open no more, or nothing.
 async function refresh(signal) {
   const said = async path => (await send(path, undefined, signal)).json();
-  const {ready, compiled, programs} = await said("ready");
-  if (!ready) {
-    const told = `The model is being compiled: ${compiled} of ${programs} programs.`;
-    throw Object.assign(new Error(told), {compiling: true});
+  const compiling = async () => said("ready").then(() => null, error => {
+    if (error.told?.ready !== false) throw error;
+    return error.told;
+  });
+  for (let told; (told = await compiling()); await second(signal)) {
+    tell("state", `The model is being compiled: ${told.compiled} of ${told.programs} programs.`);
   }
+  tell("state", "");
   Object.assign(server, await said("memory"), {model: (await said("v1/models")).data[0].id});
   $("model").textContent = server.model;
   $("ask").textContent = server.programs.includes("search") ? "Ask" : "Find passages";
   const closed = chosen !== null && !server.open.includes(chosen) && chosen;
   if (closed) chosen = null;
-  $("memory").replaceChildren(...server.there.map(each => make("option", {
+  const memories = [...new Set([...server.there, ...server.open])].filter(Boolean).sort();
+  $("memory").replaceChildren(...memories.map(each => make("option", {
     value: each, disabled: !server.open.includes(each), selected: each === (chosen ?? server.current)},
     server.open.includes(each) ? each : `${each} (not open)`)));
-  $("memories").hidden = !server.there.length;
-  if (closed) throw new Error(`The memory ${closed} is not open any more: choose another.`);
+  $("memories").hidden = !memories.length;
+  return closed && `The memory ${closed} is not open any more: choose another.`;
 }
 
 async function begin() {
   clearTimeout(next);
+  starting?.abort();
+  const own = starting = new AbortController();
   try {
-    await refresh();
+    const closed = await refresh(own.signal);
     $("ask").disabled = false;
-    tell("state", "");
-    tell("problem", "");
+    tell("problem", closed || "");
   } catch (error) {
-    if (error.compiling) $("ask").disabled = true;
-    tell("state", error.compiling ? error.message : "");
-    tell("problem", error.compiling ? "" : error.message);
-    if (error.status !== 401) beginIn(error.compiling ? 1000 : 5000);
+    if (starting !== own) return;
+    tell("state", "");
+    tell("problem", error.message);
+    if (error.status !== 401) next = setTimeout(begin, 5000);
   }
 }
 
 $("form").onsubmit = event => {
   event.preventDefault();
-  const question = $("question").value.trim();
-  if (question) ask(question);
+  ask($("question").value.trim());
 };
 $("stop").onclick = () => running?.abort();
 $("token").onchange = begin;
