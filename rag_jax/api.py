@@ -77,7 +77,7 @@ def load(source: Path | None = None, run: str | None = None, *, step: int | None
         raise ConfigError(f"index {str(index)!r}: run {run!r} reads no passages; leave it out")
     if not config.retrieval.k and config.eval.k not in (0, workdirs.eval_of(path, run).k):
         raise ConfigError(f"config.eval.k={config.eval.k}: run {run!r} reads no passages; leave it "
-                          "out")
+                          "out, or set 0")
     job = training.open_job(config, path)
     opened = open_index(job, run, None if index is None else str(index)) if (
         config.retrieval.k) else None

@@ -83,8 +83,9 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
 def _is_unread(name: str) -> bool:
     """Whether an ingest does not read a dotted field: its passages are those of the documents,
     arguments name the questions, and nothing is warmed up."""
-    return name == "data.chunk_words" or changes.rule(name).opened == "unread" and (
-        name.startswith(("data.", "retriever_warmup.", "generator_warmup.")))
+    if name.startswith("data."):
+        return name == "data.chunk_words" or changes.rule(name).opened == "unread"
+    return name.startswith(("retriever_warmup.", "generator_warmup."))
 
 
 def with_runs(config: Config, named: bool = False) -> Config:
@@ -163,10 +164,10 @@ def check_trained(config: Config, path: pathlib.Path) -> None:
     workdir have, or encoders of other weights: what they embed, those models would not find."""
     if not is_prepared(path / TRAINED):
         return
-    before = workdirs.read(path)
+    before, trained = workdirs.read(path), workdirs.read(path / TRAINED)
     for name in overrides.differences(before, config):
         if name.startswith(("seed", "data.", "model.", "retrieval.")) and not (
-                changes.always(name)):
+                changes.may_change(name, trained, path / TRAINED)):
             raise ConfigError(
                 f"config.{name}: {path / TRAINED} was trained with "
                 f"{overrides.shown(overrides.value(before, name))}; leave it as it is, or name "

@@ -205,6 +205,15 @@ def _trained(config: Config, run: str) -> Iterator[str]:
         yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
                "devices; set config.retrieval.where=device and config.retrieval.k above 0, or "
                "document_encoder=frozen")
+    if (objective := config.train.retriever_objective) != "marginal":
+        named = f"config.train.retriever_objective={objective}: run {run!r}"
+        if by_ranks(config):
+            yield (f"{named} has no encoder that trains: the ranks of config.retrieval.fusion="
+                   f"{config.retrieval.fusion} have no gradient; set fusion=convex, or "
+                   "retriever_objective=marginal")
+        if config.retrieval.k + (config.model.null_document != "none") < 2:
+            yield (f"{named} has one passage at most to tell from others (config.retrieval.k="
+                   f"{config.retrieval.k}); set config.retrieval.k to 2 or more")
     if not config.model.reranker.pretrained or not config.retrieval.k:
         return
     if (config.train.query_encoder_rate, config.train.bm25_weight_rate) != (None, None):
@@ -230,13 +239,6 @@ def _objective(config: Config, run: str) -> Iterator[str]:
     if train.query_encoder_rate is None and train.document_encoder == "frozen":
         yield (f"{named} has no encoder that trains (config.train.query_encoder_rate=none); set "
                "marginal")
-    elif by_ranks(config):
-        yield (f"{named} has no encoder that trains: the ranks of config.retrieval.fusion="
-               f"{config.retrieval.fusion} have no gradient; set fusion=convex, or "
-               "retriever_objective=marginal")
-    if config.retrieval.k + (config.model.null_document != "none") < 2:
-        yield (f"{named} has one passage at most to tell from others (config.retrieval.k="
-               f"{config.retrieval.k}); set config.retrieval.k to 2 or more")
     if objective == "adist" and not fuses:
         yield (f"{named} decodes with each passage alone, and so attends to no passage rather than "
                "another; name the run fid_joint, or set pdist, emdr2 or loop")

@@ -1,5 +1,6 @@
 """The Python API: what a run is decides its configuration, and its answers are the commands'."""
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -167,6 +168,36 @@ def test_what_an_index_is_built_with_is_set_where_one_is_built(path, monkeypatch
     assert getattr(built[0], name) == value
 
 
+@pytest.mark.parametrize("retriever, name, value, read, built", [
+    ("dpr", "bm25_k1", 5.0, False, False), ("hybrid", "bm25_k1", 5.0, True, False),
+    ("bm25", "bm25_k1", 5.0, False, True), ("bm25", "index", "scann", False, False),
+    ("hybrid", "index", "scann", False, True)])
+def test_words_are_counted_where_they_are_indexed(path, monkeypatch, retriever, name, value, read,
+                                                  built):
+    """A hybrid index counts them where it is opened: where it was built, they did nothing."""
+    monkeypatch.setattr(api, "_build", lambda *_: None)
+    asked = {f"retrieval.{name}": value}
+    if retriever == "bm25":
+        workdir.start(overrides.replace(workdir.read(path), {"runs": ("bm25",)}), path)
+    elif retriever == "hybrid":
+        asked["retrieval.retriever"] = "hybrid"
+    run = "bm25" if retriever == "bm25" else "rag_token"
+    for ends, command in ((read, lambda: api.load(path, run, config=asked)), (built, lambda: (
+            rag_jax.build_index("p.tsv", path / "i", path, run=run, config=asked)))):
+        with contextlib.nullcontext() if ends else pytest.raises(
+                ConfigError, match=f"config.retrieval.{name}={value}: .*change nothing"):
+            command()
+
+
+def test_a_trained_run_is_asked_in_ways_that_it_could_not_have_trained(path):
+    """Its objective was refused with ranks, and then refused to be set otherwise."""
+    workdir.write(overrides.replace(workdir.read(path), {
+        "train.retriever_objective": "emdr2"}), path / "config.json")
+    for fields in ({"retrieval.retriever": "hybrid", "retrieval.fusion": "reciprocal_rank"},
+                   {"retrieval.k": 1}):
+        assert api.load(path, config=fields).config.train.retriever_objective == "emdr2"
+
+
 def test_a_run_without_passages_takes_nothing_that_is_said_of_them(path):
     """It answered as if nothing had been said; and an index was built that nothing could read."""
     for fields in ({"eval.k": 5}, {"model.reranker.pretrained": "r"}):
@@ -204,6 +235,7 @@ def test_a_trained_model_is_opened_as_it_was_trained(path, name, value):
     ("rag_token", {"data.generator_tokenizer": "t"}),
     ("rag_token", {"data.retriever_tokenizer": "t"}),
     ("rag_token", {"model.null_document": "bias"}),
+    ("rag_token", {"model.head": "classification", "eval.labels": ("yes", "no")}),
     ("rag_token", {"train.document_encoder": "refresh", "retrieval.where": "device"}),
     ("rag_token", {"retrieval.retriever": "bm25", "train.query_encoder_rate": None}),
     ("closed_book", {"retrieval.retriever": "bm25"})])
@@ -673,9 +705,10 @@ def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupt
     changes = {f"data.{name}": getattr(rag.config.data, name) for name in (
         "max_question_length", "max_source_length", "max_target_length", "length_buckets")}
     # A BART folder forces </s> at the limit, which an answer that is cut there does not have.
-    changes |= {"eval.forced_eos": False, "retrieval.k": 2}
+    changes |= {"eval.forced_eos": False, "retrieval.k": 2, "model.generator.scan_layers": True}
     opened = rag_jax.load(folder, index=index, config=changes)
     assert opened.config.kind == "token"
+    assert rag_jax.load(folder, index=index, config=opened.config).config == opened.config
     for answer, other in zip(opened.ask(QUESTIONS), rag.ask(QUESTIONS), strict=True):
         assert (answer.text, answer.passage_ids) == (other.text, other.passage_ids)
         assert answer.log_prob == pytest.approx(other.log_prob, abs=1e-4)
@@ -693,6 +726,7 @@ def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupt
 @pytest.mark.parametrize("name, given, told", [
     ("model.retriever.heads", 1, "has 2, and would be another model"),
     ("model.retriever.pooling", "mean", "and would be another model"),
+    ("model.head", "label_token", "has none, and would be another model"),
     ("model.retriever.width", 8, "and would be another model"),
     ("model.generator.activation", "relu", "has gelu, and would be another model"),
     ("model.generator.pretrained", "other", "has .none., and would be another model"),
@@ -706,9 +740,10 @@ def test_a_checkpoint_is_opened_as_the_model_that_it_is(rag, uninterrupted, expo
     """Other heads were taken, and other answers given; other sizes ended in an error of flax."""
     lengths = {f"data.{field}": getattr(rag.config.data, field) for field in (
         "max_question_length", "max_source_length", "max_target_length")}
+    labels = {"eval.labels": ("yes", "no")} if name == "model.head" else {}
     with pytest.raises(ConfigError, match=f"config.{name}.*{told}"):
         rag_jax.load(exported, index=uninterrupted / "indexes" / "2018",
-                     config={**lengths, name: given})
+                     config={**lengths, **labels, name: given})
 
 
 @pytest.fixture(scope="module")

@@ -236,7 +236,6 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
     {"train.generator_rate": None, "train.retriever_objective": "pdist"},
     {"eval.length_penalty": -5.0},
     {"model.generator.family": "t5", "model.generator.relative_distance": 17},
-    {"model.null_document": "mlp", "retrieval.k": 1, "train.retriever_objective": "loop"},
     {"runs": ("rag_token", "frozen", "bm25", "closed_book"), "retrieval.retriever": "hybrid",
      "train.bm25_weight_rate": 10.0},
     {"runs": ("bm25",), "retrieval.where": "device"},
@@ -247,6 +246,11 @@ def test_a_value_out_of_bounds_is_refused(name, text, told):
 ])
 def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
     validate(replace(Config(), changes))
+
+
+def test_a_null_document_is_one_to_tell_from_a_passage():
+    validate(replace(Config(), {"model.null_document": "mlp", "retrieval.k": 1,
+                                "train.retriever_objective": "loop"}), trains=True)
 
 
 @pytest.mark.parametrize("changes, told", [
@@ -316,17 +320,11 @@ def test_the_ends_of_the_bounds_and_none_are_allowed(changes):
      "config.train.retriever_objective=adist: run 'fid_joint' has a decoder-only generator"),
     ({"train.retriever_objective": "pdist", "train.query_encoder_rate": None},
      "config.train.retriever_objective=pdist: run 'rag_token' has no encoder that trains"),
-    ({"train.retriever_objective": "emdr2", "retrieval.retriever": "hybrid",
-      "retrieval.fusion": "reciprocal_rank"},
-     "config.train.retriever_objective=emdr2: run 'rag_token' has no encoder that trains: the "
-     "ranks of config.retrieval.fusion=reciprocal_rank have no gradient; set fusion=convex"),
     ({"model.generator.param_dtype": "bfloat16"}, "config.model.generator.param_dtype=bfloat16: "
      "what is multiplied in float32 would be rounded; set config.model.generator.dtype=bfloat16"),
     ({"eval.prefix_mib": 64}, "config.eval.prefix_mib=64: what is kept of a passage must not"),
     ({"model.generator.family": "causal", "model.generator.rope_factor": 0.0},
      "config.model.generator.rope_factor=0.0, config.model.generator.rope_low=1.0"),
-    ({"train.retriever_objective": "loop", "retrieval.k": 1},
-     "config.train.retriever_objective=loop: run 'rag_token' has one passage at most"),
     *(({name: text}, f"config.{name}='\\udcff': is not UTF-8") for name, text in (
         ("data.prompt", "\udcff"), ("eval.prefix", "\udcff"), ("eval.labels", ("a", "\udcff")),
         ("eval.bad_words", ("\udcff",)), ("model.retriever.query_prefix", "\udcff"),
@@ -336,6 +334,22 @@ def test_fields_that_contradict_each_other_are_refused(changes, told):
     with pytest.raises(ConfigError) as error:
         validate(replace(Config(), changes))
     assert told in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("changes, told", [
+    ({"train.retriever_objective": "emdr2", "retrieval.retriever": "hybrid",
+      "retrieval.fusion": "reciprocal_rank"},
+     "config.train.retriever_objective=emdr2: run 'rag_token' has no encoder that trains: the "
+     "ranks of config.retrieval.fusion=reciprocal_rank have no gradient; set fusion=convex"),
+    ({"train.retriever_objective": "loop", "retrieval.k": 1},
+     "config.train.retriever_objective=loop: run 'rag_token' has one passage at most")])
+def test_what_an_objective_needs_is_asked_for_where_it_trains(changes, told):
+    """A run that was trained by it could not be asked otherwise."""
+    config = replace(Config(), changes)
+    with pytest.raises(ConfigError) as error:
+        validate(config, trains=True)
+    assert told in str(error.value) and "\n" not in str(error.value)
+    assert validate(config) == config
 
 
 def test_a_decay_that_takes_all_parameters_away_is_refused_where_it_trains():

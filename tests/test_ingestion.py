@@ -19,6 +19,7 @@ from rag_jax import config_files, conversion, hosts, ingest_config, ingestion, o
 from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
 from rag_jax.data import tokenizer_file
+from rag_jax.data.inputs import DONE
 from rag_jax.data.prepared import has_tokens_of
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import encoder_input
@@ -349,6 +350,7 @@ def test_a_folder_that_was_renamed_is_the_same(folder, tmp_path, reads):
     ({"data.chunk_words": 3}, "data.chunk_words=3: would change nothing: .*--words"),
     ({"data.passages": "a", "data.train": "b", "data.dev": "c"}, "data.passages=a: would change"),
     ({"generator_warmup.steps": 9}, "generator_warmup.steps=9: would change nothing"),
+    ({"generator_warmup.log_every": 3}, "generator_warmup.log_every=3: would change nothing"),
     ({"data.prompt": "{passage} {question}"}, "config.data.prompt=.*: none is read with"),
     ({"runs": "fid"}, "config.runs=fid: a workdir of documents has the runs rag_token, rag_seq"),
     ({"runs": 5}, "config.runs=5: a workdir of documents has the runs"),
@@ -374,6 +376,23 @@ def test_an_ingest_starts_from_the_settings_of_the_training_since(tmp_path):
     assert ingest_config.base_config(tmp_path).train.batch_size == 3
 
 
+def test_settings_may_change_until_something_is_trained(tmp_path):
+    """Told to read fewer passages than k, the same command was refused, with no way on."""
+    base = overrides.replace(Config(), {"retrieval.k": 5})
+    for folder in (tmp_path, tmp_path / "trained"):
+        workdirs.start(base, folder)
+    (tmp_path / "trained" / "data").mkdir()
+    (tmp_path / "trained" / "data" / DONE).touch()
+    fewer, shorter = (overrides.replace(base, field) for field in (
+        {"retrieval.k": 2}, {"data.max_source_length": 99}))
+    ingest_config.check_trained(fewer, tmp_path)
+    with pytest.raises(ConfigError, match="config.data.max_source_length: .*was trained with"):
+        ingest_config.check_trained(shorter, tmp_path)
+    (tmp_path / "trained" / "rag_token" / "5").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="config.retrieval.k: .*was trained with 5; leave it"):
+        ingest_config.check_trained(fewer, tmp_path)
+
+
 def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
     """They were ignored where it was opened, and so was an encoder."""
     rag_jax.ingest(folder, tmp_path / "run", config={"train.steps": 50, "retrieval.bm25_b": 0.3})
@@ -382,6 +401,7 @@ def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
                         ("model.retriever.pretrained", "no/such")):
         with pytest.raises(ConfigError, match=f"{name}={given}: .*run rag_jax.ingest with it"):
             rag_jax.load(tmp_path / "run", config={name: given, "seed": 7})
+    assert rag_jax.load(tmp_path / "run", config=workdirs.read(tmp_path / "run")).answers is False
     rag = rag_jax.load(tmp_path / "run", config={"retrieval.bm25_b": 0.3, "eval.k": 1,
                                                  "retrieval.bm25_weight": 0.9})
     assert rag.index.settings.b == 0.3, "and the weight is of hybrid"
@@ -673,6 +693,8 @@ def test_an_encoder_finds_a_generator_answers_and_nothing_is_embedded_twice(
         passage, vector = rag.index.passages[row], rag.index.embeddings([row])[0]
         assert passage.id == "added.txt#1" or (vector == before[passage.id]).all()
         np.testing.assert_allclose(rag.embed_passages([passage])[0], vector, rtol=1e-4, atol=1e-5)
+    assert rag_jax.load(tmp_path / "run", config=rag.config).retrieve("Oslo?") == (
+        rag.retrieve("Oslo?"))
     answer, = rag.ask("Which town is in Ghana?")
     assert answer.text is not None and len(answer.passages) == 2
     for passage in answer.passages:

@@ -23,8 +23,8 @@ class Rule(NamedTuple):
         an index is made of them; once there is a checkpoint of the warm-up of that name; or of a
         run that reads the field. Before the data are prepared, it may set every field.
       opened: what another value is to who opens the workdir: free to choose; unread, as only
-        training reads it; built into an index, so that it is read where one is built, and free
-        there; another model than was trained.
+        training reads it; built into an index, and so unread where none is built; another model
+        than was trained.
     """
 
     until: Literal["never", "data", "made", "retriever", "generator", "run"]
@@ -48,8 +48,7 @@ RULES = {
     **dict.fromkeys(("data.generator_tokenizer", "data.retriever_tokenizer"),
                     Rule("data", "model")),
     "model": Rule("made", "model"),
-    "model.head": Rule("data", "free"),  # `check_classes` compares it
-    "model.generator.family": Rule("data", "model"),
+    **dict.fromkeys(("model.head", "model.generator.family"), Rule("data", "model")),
     "model.reranker": Rule("made", "free"),
     **{f"model.{tower}.{name}": Rule("made", "unread")
        for tower in ("retriever", "generator")
@@ -147,7 +146,8 @@ def check_opened(config: Config, trained: Config, workdir: pathlib.Path, indexes
             opened = "unread"
         elif not config.retrieval.k and name.startswith("model.reranker."):
             opened = "unread"
-        elif lexical and _encodes(name):
+        elif lexical and _encodes(name) or name.endswith("_dropout") and (
+                value(config, name) is None):  # as its family has it
             opened = "free"
         _check(opened, name, config, trained, f"{workdir} was trained with", indexes)
 
@@ -156,37 +156,49 @@ def check_untrained(config: Config, own: Config, had: str, indexes: bool = False
     """Raises ConfigError for a field of other value than in `own` that would change nothing where
     nothing is trained.
 
+    Sources decide what the towers are, whatever is said of them.
+
     had: what has the values of `own`: "FOLDER was indexed with".
     indexes: as for `check_opened`.
     """
     for name in overrides.differences(own, config):
         opened = rule(name).opened
-        _check("free" if opened == "model" else opened, name, config, own, had, indexes)
+        if opened != "model" and not name.startswith("model."):
+            _check(opened, name, config, own, had, indexes)
 
 
 def check_checkpoint(config: Config, own: Config, source: str) -> None:
     """Raises ConfigError for a field of another model than the checkpoint `source` is, whose
-    configuration is `own`; its tokenizers may be elsewhere."""
+    configuration is `own`; its tokenizers may be elsewhere, and it is read in either form of its
+    layers."""
     for name in overrides.differences(own, config):
-        opened = "free" if name.endswith("_tokenizer") else rule(name).opened
-        _check(opened, name, config, own, f"{source} has")
+        if not name.endswith(("_tokenizer", ".scan_layers")):
+            _check(rule(name).opened, name, config, own, f"{source} has")
 
 
 def _check(opened: Opened, name: str, config: Config, own: Config, had: str,
            indexes: bool = False) -> None:
     """Raises ConfigError for a field of other value than in `own` unless it is free."""
-    # An index of words beside one of embeddings is built where it is missing.
-    if opened == "built" and not indexes and (name not in WORDS or overrides.lexical(config)):
+    if opened == "built" and not _is_read(name, config.retrieval.retriever, indexes):
         opened = "unread"
     told = (f"config.{name}={shown(value(config, name))}: {had} "
             f"{shown(value(own, name)) or '(none)'}, and ")
     if opened == "unread":
         others = ("other questions are named with --questions, in Python evaluate(FILE), other "
-                  "passages with --index" if name in FILES else "leave the field out")
+                  "passages with --index" if name in FILES and not indexes else
+                  "leave the field out")
         raise ConfigError(f"{told}this would change nothing; {others}")
     if opened == "model":
         raise ConfigError(f"{told}would be another model; leave the field out, or train with it in "
                           "another workdir")
+
+
+def _is_read(name: str, retriever: str, indexes: bool) -> bool:
+    """Whether a command reads a field that is built into an index: where it builds one. A hybrid
+    index counts its words where it is opened, if they have not been counted so."""
+    if name in WORDS:
+        return retriever == ("bm25" if indexes else "hybrid")
+    return indexes and retriever != "bm25"
 
 
 def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -> None:

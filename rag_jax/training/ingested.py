@@ -143,7 +143,7 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     made = overrides.for_run(workdir.read(path), run)
     if {"model.null_document", "model.head"} & {*overrides.differences(made, config)}:
         check_parts(config)
-    asked, config = config, _untrained(config, run)
+    asked, config = overrides.for_run(config, run), _untrained(config, run)
     _check_index(config, _untrained(made, run), path)
     changes.check_untrained(asked, made, f"{path} was indexed with")
     if not config.retrieval.k:

@@ -252,9 +252,7 @@ def notes(asked: Config, resolved: Config) -> list[str]:
     lines = length_notes(resolved)
     sources = asked.model.sources
     for path in map(pathlib.Path, dict.fromkeys(sources.values())):
-        runs = [run for run in workdir.read(path).runs if steps_taken(path / run)] if (
-            workdir.exists(path)) else []
-        if runs:
+        if workdir.exists(path) and (runs := _trained_runs(path)):
             lines.append(f"{path}: its towers are those from before {' and '.join(runs)} trained; "
                          f"for what a run trained, name a folder that rag_jax.convert --from {path}"
                          " wrote")
@@ -406,12 +404,18 @@ def folder_of(path: pathlib.Path, tower: str) -> tuple[pathlib.Path, tuple[str, 
     for folder, towers in places.items():
         if folder.is_dir():
             return folder, towers
-    own = workdir.read(path).model.sources.get(tower)
-    raise ConfigError(f"{path}: no checkpoint of the {tower}, not in "
-                      f"{' nor in '.join(f'{folder.name}/' for folder in places)}"
-                      + (f", as it began with that of {own}: name {own}, or, for what a run "
-                         f"trained, a folder that rag_jax.convert --from {path} wrote"
-                         if own else ""))
+    told = (f"{path}: no checkpoint of the {tower}, not in "
+            f"{' nor in '.join(f'{folder.name}/' for folder in places)}")
+    if own := workdir.read(path).model.sources.get(tower):
+        told += f", as it began with that of {own}: name {own}"
+    if _trained_runs(path):
+        told += f", or, for what a run trained, a folder that rag_jax.convert --from {path} wrote"
+    raise ConfigError(told)
+
+
+def _trained_runs(path: pathlib.Path) -> list[str]:
+    """The runs of a workdir that have taken training steps."""
+    return [run for run in workdir.read(path).runs if steps_taken(path / run)]
 
 
 def restore_tower(path: pathlib.Path, tower: str, model: rag.RagModel, mesh: Mesh

@@ -398,7 +398,11 @@ def test_a_workdir_gives_its_towers_from_before_its_runs(sources, uninterrupted,
         Config(), {"model.generator.pretrained": "facebook/bart-base"}), begun)
     asked = config({**sources, "begun": str(begun)}, generator="begun")
     with pytest.raises(ConfigError, match="no checkpoint of the generator, not in generator/, as "
-                       "it began with that of facebook/bart-base: name facebook/bart-base, or, "):
+                       "it began with that of facebook/bart-base: name facebook/bart-base$"):
+        pretrained.resolve(asked)
+    (begun / "rag_token" / "7").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="name facebook/bart-base, or, for what a run trained, a "
+                       "folder that rag_jax.convert --from .*begun wrote"):
         pretrained.resolve(asked)
 
 
