@@ -150,7 +150,7 @@ def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
         "|".join(f"{name}={value}" for name, value in fields.items()))
     with pytest.raises(ConfigError, match=told):
         api.load(path, config=fields)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=f"{told}.*; leave the field out"):
         api.build_index("p.tsv", path / "i", path, config=fields)
     same = {name: overrides.value(workdir.read(path), name) for name in fields}
     assert api.load(path, config=same).run == "rag_token"
@@ -265,6 +265,14 @@ def test_a_field_that_the_run_sets_is_refused_as_by_the_commands(path):
 def test_how_a_trained_model_computes_is_set_at_will(path, fields):
     for name, value in fields.items():
         assert overrides.value(api.load(path, config=fields).config, name) == value
+
+
+def test_a_rate_that_its_family_decides_is_no_other_one(path):
+    """A workdir has it as it was trained, and a config file as none."""
+    asked = workdir.read(path)
+    workdir.write(overrides.usual_rates(asked), path / "config.json")
+    assert asked.model.generator.attention_dropout is None
+    assert api.load(path, config=asked).config.model == asked.model
 
 
 @pytest.mark.parametrize("fields, told", [
