@@ -131,8 +131,10 @@ def _runs(config: Config, trains: bool) -> Iterator[str]:
     for run in config.runs:
         if run in RUNS:
             own = for_run(config, run)
+            learns = trains and own.train.steps > 0
             yield from _run(own, run)
-            if trains and own.train.steps:
+            yield from _objective(own, run, learns)
+            if learns:
                 yield from _left_to_train(own, run)
                 yield from _trained(own, run)
         else:
@@ -168,7 +170,6 @@ def _run(config: Config, run: str) -> Iterator[str]:
         yield (f"config.train.bm25_weight_rate={train.bm25_weight_rate:g}: what is learned is w of "
                "config.retrieval.retriever=hybrid and fusion=convex, from a bm25_weight above 0 "
                "and below 1 on; set these, or none")
-    yield from _objective(config, run)
     if train.collapse_guard == "freeze" and not _others_train(config):
         yield ("config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing "
                "would be left to train; set rollback or stop")
@@ -205,15 +206,6 @@ def _trained(config: Config, run: str) -> Iterator[str]:
         yield ("config.train.document_encoder=refresh: the passages are embedded again on the "
                "devices; set config.retrieval.where=device and config.retrieval.k above 0, or "
                "document_encoder=frozen")
-    if (objective := config.train.retriever_objective) != "marginal":
-        named = f"config.train.retriever_objective={objective}: run {run!r}"
-        if by_ranks(config):
-            yield (f"{named} has no encoder that trains: the ranks of config.retrieval.fusion="
-                   f"{config.retrieval.fusion} have no gradient; set fusion=convex, or "
-                   "retriever_objective=marginal")
-        if config.retrieval.k + (config.model.null_document != "none") < 2:
-            yield (f"{named} has one passage at most to tell from others (config.retrieval.k="
-                   f"{config.retrieval.k}); set config.retrieval.k to 2 or more")
     if not config.model.reranker.pretrained or not config.retrieval.k:
         return
     if (config.train.query_encoder_rate, config.train.bm25_weight_rate) != (None, None):
@@ -226,8 +218,11 @@ def _trained(config: Config, run: str) -> Iterator[str]:
                "config.model.reranker reads passages outside of it; set host")
 
 
-def _objective(config: Config, run: str) -> Iterator[str]:
-    """What is wrong with the objective of a run's retriever."""
+def _objective(config: Config, run: str, learns: bool) -> Iterator[str]:
+    """What is wrong with the objective of a run's retriever.
+
+    learns: the run is to be fine-tuned; one that was may be asked in ways in which it could not.
+    """
     train, fuses = config.train, RUNS[run].kind == "fid"
     objective = train.retriever_objective
     named = f"config.train.retriever_objective={objective}: run {run!r}"
@@ -239,6 +234,13 @@ def _objective(config: Config, run: str) -> Iterator[str]:
     if train.query_encoder_rate is None and train.document_encoder == "frozen":
         yield (f"{named} has no encoder that trains (config.train.query_encoder_rate=none); set "
                "marginal")
+    elif learns and by_ranks(config):
+        yield (f"{named} has no encoder that trains: the ranks of config.retrieval.fusion="
+               f"{config.retrieval.fusion} have no gradient; set fusion=convex, or "
+               "retriever_objective=marginal")
+    if learns and config.retrieval.k + (config.model.null_document != "none") < 2:
+        yield (f"{named} has one passage at most to tell from others (config.retrieval.k="
+               f"{config.retrieval.k}); set config.retrieval.k to 2 or more")
     if objective == "adist" and not fuses:
         yield (f"{named} decodes with each passage alone, and so attends to no passage rather than "
                "another; name the run fid_joint, or set pdist, emdr2 or loop")

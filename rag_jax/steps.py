@@ -1,4 +1,5 @@
-"""Steps: the folders of a stage's checkpoints, named by how many training steps were finished."""
+"""Steps: the folders of a stage's checkpoints, named by how many training steps were finished, and
+the note of where a stage stopped."""
 
 import os
 import pathlib

@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rag_jax.config import Config, ConfigError
-from rag_jax.data.batches import PASSAGE_TABLE
+from rag_jax.config import BertConfig, Config, ConfigError
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.inputs import DONE
 from rag_jax.data.prompts import TEMPLATES, PromptFormat, parts_of
 from rag_jax.data.question_files import Example
 from rag_jax.data.question_sources import load_examples
 from rag_jax.data.questions import QuestionTokens
-from rag_jax.data.text import GeneratorFormat, Tokenizer
+from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input
 from rag_jax.retrieval.json_files import FILE_NAME, refuse_links
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
@@ -130,11 +130,24 @@ def _open_store(path: pathlib.Path, format: GeneratorFormat) -> PassageStore:
 
 
 def has_tokens_of(store: PassageStore, format: GeneratorFormat) -> bool:
-    """Whether passages of a store have the tokens that the format gives them: the first, the last,
-    which an edit may have added, and one between."""
-    rows, table = (0, len(store) // 2, len(store) - 1), store.tokens(PASSAGE_TABLE)
+    """Whether `_sample` of a store has the tokens that the generator's format gives it."""
+    titles, texts, tokens = _sample(store, PASSAGE_TABLE)
+    return tokens == format.passages(titles, texts)
+
+
+def has_encoder_tokens_of(store: PassageStore, tokenizer: Tokenizer, encoder: BertConfig) -> bool:
+    """Whether `_sample` of a store has the tokens from which the encoder embeds it, up to the
+    length at which they were cut."""
+    return all([row] == encoder_input(tokenizer, [title], [text], len(row), encoder=encoder)
+               for title, text, row in zip(*_sample(store, ENCODER_TABLE), strict=True))
+
+
+def _sample(store: PassageStore, table: str) -> tuple[list[str], list[str], list[list[int]]]:
+    """Titles, texts and tokens of passages of a store: the first, the last, which an edit may have
+    added, and one between."""
+    rows = (0, len(store) // 2, len(store) - 1)
     titles, texts = ([getattr(store[row], part) for row in rows] for part in ("title", "text"))
-    return [list(table.row(row)) for row in rows] == format.passages(titles, texts)
+    return titles, texts, [store.tokens(table).row(row).tolist() for row in rows]
 
 
 @functools.cache

@@ -302,7 +302,8 @@ async function refresh(signal) {
     tell("state", `The model is being compiled: ${told.compiled} of ${told.programs} programs.`);
   }
   tell("state", "");
-  Object.assign(server, await said("memory"), {model: (await said("v1/models")).data[0].id});
+  const [memory, models] = await Promise.all([said("memory"), said("v1/models")]);
+  Object.assign(server, memory, {model: models.data[0].id});
   $("model").textContent = server.model;
   $("ask").textContent = server.programs.includes("search") ? "Ask" : "Find passages";
   const closed = chosen !== null && !server.open.includes(chosen) && chosen;

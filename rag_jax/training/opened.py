@@ -14,7 +14,7 @@ import numpy as np
 from rag_jax import evaluation, scoring
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
+from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.padding import pad_rows
 from rag_jax.data.prepare import chunked
@@ -32,14 +32,20 @@ from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.manifest import check_encoder
-from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.rules import changed
 from rag_jax.searching import search
 from rag_jax.training import changes, document_encoder, indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
-from rag_jax.training.run_index import check_k, check_tokens, open_index, placed
+from rag_jax.training.run_index import (
+    check_encoder_tokens,
+    check_k,
+    check_tokens,
+    open_index,
+    placed,
+)
 from rag_jax.types import Answer, Evidence, Params
 
 Path = str | os.PathLike[str]
@@ -259,7 +265,7 @@ class Rag:
         if not self.job.model.lexical:
             check_encoder(opened.path, opened.manifest,
                           self.index.manifest["encoder_fingerprint"])
-            check_encoder_tokens(self, opened)
+            check_encoder_tokens(opened, self.job)
         self.index = placed(self.job, opened)
 
     def add(self, passages: Path | Given, *, compact: bool | None = None) -> None:
@@ -555,20 +561,4 @@ def check_vectors(rag: Rag) -> None:
             np.linalg.norm(ours - indexed) > SAME_VECTOR * np.linalg.norm(indexed)):
         check_encoder(rag.index.path, rag.index.manifest,
                       fingerprint(rag.job.model, rag.encoder("document_encoder")))
-    check_encoder_tokens(rag, rag.index)
-
-
-def check_encoder_tokens(rag: Rag, index: Index) -> None:
-    """Raises a RetrievalError where the passages of an index were embedded from other tokens than
-    the document encoder of `rag` reads."""
-    if ENCODER_TABLE not in index.passages.token_tables:
-        return
-    passage, indexed = index.passages[0], index.passages.tokens(ENCODER_TABLE).row(0)
-    tokens = encoder_input(
-        rag.job.prepared.retriever_tokenizer, [passage.title], [passage.text], len(indexed),
-        encoder=rag.config.model.retriever)[0]
-    if list(tokens) != list(indexed):
-        raise RetrievalError(
-            f"{index.path}: its passages were embedded from other tokens than config.data."
-            f"retriever_tokenizer={rag.config.data.retriever_tokenizer or '(none)'} gives; leave "
-            "the field as it was when the index was built, or build it again")
+    check_encoder_tokens(rag.index, rag.job)

@@ -4,8 +4,8 @@ import pathlib
 
 from rag_jax import files, hosts
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.batches import PASSAGE_TABLE
-from rag_jax.data.prepared import Prepared, has_tokens_of
+from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
+from rag_jax.data.prepared import Prepared, has_encoder_tokens_of, has_tokens_of
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training.job import Index, Job
@@ -83,3 +83,14 @@ def check_tokens(index: Index, prepared: Prepared, remedy: str = "build an index
     if not has_tokens_of(index.passages, prepared.format):
         raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator, as "
                           f"this version of rag_jax writes them; {remedy}")
+
+
+def check_encoder_tokens(index: Index, job: Job) -> None:
+    """Raises a RetrievalError where the passages of an index were embedded from other tokens than
+    the job's retriever reads."""
+    if ENCODER_TABLE in index.passages.token_tables and not has_encoder_tokens_of(
+            index.passages, job.prepared.retriever_tokenizer, job.config.model.retriever):
+        raise RetrievalError(
+            f"{index.path}: its passages were embedded from other tokens than config.data."
+            f"retriever_tokenizer={job.config.data.retriever_tokenizer or '(none)'} gives; leave "
+            "the field as it was when the index was built, or build it again")
