@@ -43,13 +43,13 @@ from rag_jax.aot import programs
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.programs import Program
 from rag_jax.config import BART_PRESETS, BERT_PRESETS, BartConfig, BertConfig, Config, ModelConfig
+from rag_jax.config.overrides import replace
 from rag_jax.data import packed
 from rag_jax.data.batches import input_places
 from rag_jax.data.packed import Groups
 from rag_jax.models import fused_attention
 from rag_jax.models.attention import Attention
 from rag_jax.models.packing import Packing
-from rag_jax.overrides import replace
 from rag_jax.types import Batch
 
 K, TARGETS, PADDED = 5, 32, 300

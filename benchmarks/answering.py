@@ -12,8 +12,9 @@ import time
 
 from measuring import compilations
 
-from rag_jax import flags, process
+from rag_jax import process
 from rag_jax.api import load
+from rag_jax.cli import flags
 
 QUESTIONS = (
     "Who is the President of Peru?",

@@ -15,8 +15,10 @@ import statistics
 import numpy as np
 from measuring import compilations, in_turns
 
-from rag_jax import flags, overrides, process
+from rag_jax import process
 from rag_jax.api import load
+from rag_jax.cli import flags
+from rag_jax.config import overrides
 from rag_jax.metrics.answers import exact_match
 
 WAYS = {

@@ -26,12 +26,12 @@ import numpy as np
 
 from rag_jax import files, parallel, process
 from rag_jax.config import Config
+from rag_jax.config.overrides import replace
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
-from rag_jax.overrides import replace
 from rag_jax.retrieval.build import build_index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage

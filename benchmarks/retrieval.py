@@ -14,8 +14,9 @@ import tempfile
 import numpy as np
 from device_index import open_vectors
 
-from rag_jax import flags, process
+from rag_jax import process
 from rag_jax.api import load
+from rag_jax.cli import flags
 from rag_jax.metrics.retrieval import answer_rank, recall_at
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.build import RecallSettings

@@ -42,9 +42,9 @@ def prepared(name: str, cache: str) -> dict[str, list[float]]:
     """Seconds for each program of a configuration: traced, lowered, and compiled or read."""
     import jax
 
-    from rag_jax import config_files, overrides, parallel, rules
+    from rag_jax import parallel
     from rag_jax.aot.programs import programs
-    from rag_jax.config import MeshConfig
+    from rag_jax.config import MeshConfig, config_files, overrides, rules
 
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

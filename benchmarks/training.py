@@ -184,8 +184,8 @@ def write_data(options: argparse.Namespace, folder: pathlib.Path) -> None:
 
 def our_job(options: argparse.Namespace, folder: pathlib.Path, kind: str, dtype: str):
     """The job of one run, and how the host makes the batch of its step."""
-    from rag_jax import overrides, parallel
-    from rag_jax.config import Config
+    from rag_jax import parallel
+    from rag_jax.config import Config, overrides
     from rag_jax.data.batches import RagBatcher
     from rag_jax.data.packed import Groups
     from rag_jax.data.prepared import Prepared, generator_format

@@ -15,8 +15,16 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rag_jax import config_files, conversion, files, hosts, locks, overrides, process, rules
-from rag_jax.config import Config, ConfigError, EvalConfig, TrainConfig
+from rag_jax import conversion, files, hosts, locks, process
+from rag_jax.config import (
+    Config,
+    ConfigError,
+    EvalConfig,
+    TrainConfig,
+    config_files,
+    overrides,
+    rules,
+)
 from rag_jax.data.corpora import Passages
 from rag_jax.data.question_sources import load_examples
 from rag_jax.documents import workdir as documents

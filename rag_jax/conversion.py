@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import files, overrides, parallel
+from rag_jax import files, parallel
 from rag_jax.config import (
     BartConfig,
     BertConfig,
@@ -25,6 +25,7 @@ from rag_jax.config import (
     GeneratorConfig,
     ModelConfig,
     TrainConfig,
+    overrides,
 )
 from rag_jax.data.inputs import is_prepared
 from rag_jax.data.prepared import generator_format

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rag_jax import files, overrides, scoring
+from rag_jax import files, scoring
 from rag_jax.answering import Answerer
-from rag_jax.config import ConfigError, DataConfig, EvalConfig
+from rag_jax.config import ConfigError, DataConfig, EvalConfig, overrides
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.errors import DataError

@@ -10,8 +10,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax import overrides, rules
-from rag_jax.config import Config, ConfigError, TrainConfig
+from rag_jax.config import Config, ConfigError, TrainConfig, overrides, rules
 from rag_jax.data.inputs import is_prepared
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking

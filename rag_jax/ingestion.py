@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rag_jax import files, ingest_config, locks, overrides
+from rag_jax import files, ingest_config, locks
 from rag_jax.citation import Citation
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, overrides
 from rag_jax.data import tokenizer_file
 from rag_jax.data.inputs import is_prepared
 from rag_jax.data.question_sources import load_examples

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 import rag_jax
-from rag_jax import api, conversion, hosts, locks, overrides
+from rag_jax import api, conversion, hosts, locks
 from rag_jax.cli import evaluate, generate
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, overrides
 from rag_jax.data.question_files import Example
 from rag_jax.errors import DataError, UserError
 from rag_jax.hub.load import HubError

@@ -11,9 +11,9 @@ import pytest
 import tiny
 
 import rag_jax
-from rag_jax import conversion, overrides
-from rag_jax.config import CausalConfig, Config, ConfigError
-from rag_jax.config_files import load_file as load_config
+from rag_jax import conversion
+from rag_jax.config import CausalConfig, Config, ConfigError, overrides
+from rag_jax.config.config_files import load_file as load_config
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.files import FolderError
 from rag_jax.hub import families

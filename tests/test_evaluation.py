@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from rag_jax import api, evaluation, flags
+from rag_jax import api, evaluation
 from rag_jax.cli import evaluate as evaluate_command
+from rag_jax.cli import flags
 from rag_jax.config import Config, ConfigError, DataConfig, EvalConfig
+from rag_jax.config.overrides import replace
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Cuts
 from rag_jax.errors import UserError
@@ -20,7 +22,6 @@ from rag_jax.evaluation import (
     retrieval_metrics,
     write_evaluation,
 )
-from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.scoring import score
 from rag_jax.types import Answer, Evidence

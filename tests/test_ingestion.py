@@ -15,9 +15,9 @@ import pytest
 from tokenizers import normalizers
 
 import rag_jax
-from rag_jax import config_files, conversion, hosts, ingest_config, ingestion, overrides
+from rag_jax import conversion, hosts, ingest_config, ingestion
 from rag_jax.cli import evaluate, generate, ingest, verify
-from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
+from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, config_files, overrides
 from rag_jax.data import tokenizer_file
 from rag_jax.data.inputs import DONE
 from rag_jax.data.prepared import has_tokens_of

@@ -34,7 +34,7 @@ APART = {**dict.fromkeys(("retrieval", "data", "metrics", "countries", "files"),
          **dict.fromkeys(SUBJECT, {"data", "retrieval", "files", "hub"}),
          "hub": {"decoding", "training"}}
 HEAVY = {"jax", "flax", "optax", "orbax", "transformers", "tensorflow_datasets"}
-LIGHT = ("rag_jax", "rag_jax.config", "rag_jax.flags")  # and all that are run by a command
+LIGHT = ("rag_jax", "rag_jax.config", "rag_jax.cli.flags")  # and all that are run by a command
 OURS = {"job", "answerer", "index", "store", "prepared", "rag"}  # never what a library made
 BY_NAME = {"rag_jax", "rag_jax.cli"}  # whose names are imported when they are first used
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

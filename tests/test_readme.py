@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from rag_jax import config, config_files, flags, overrides, rules
+from rag_jax import config
+from rag_jax.config import config_files, overrides, rules
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -34,7 +35,7 @@ def test_commands_name_what_exists(command):
     for module in re.findall(r"-m (rag_jax\.\w+)", command):
         assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
         source = (ROOT / (module.replace("rag_jax.", "rag_jax/cli/") + ".py")).read_text()
-        source += (ROOT / "rag_jax/flags.py").read_text()
+        source += (ROOT / "rag_jax/cli/flags.py").read_text()
         for flag in re.findall(r" (--[\w-]+)", command):
             assert f'"{flag}"' in source or flag == "--help", flag
     for path in re.findall(r"configs/\w+\.py(?::[\w/]+)?", command):
@@ -58,7 +59,7 @@ def test_rooms_in_the_table_exist():
 def test_presets_and_runs_are_named():
     for preset in {**config.BERT_PRESETS, **config.BART_PRESETS}:
         assert f"`{preset}`" in TEXT
-    assert flags.QUICKSTART.exists()
+    assert config_files.QUICKSTART.exists()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

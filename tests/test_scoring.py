@@ -6,9 +6,8 @@ import typing
 import numpy as np
 import pytest
 
-from rag_jax import overrides, rules
 from rag_jax.cli import evaluate
-from rag_jax.config import Config, ConfigError, EvalConfig, MetricFamily
+from rag_jax.config import Config, ConfigError, EvalConfig, MetricFamily, overrides, rules
 from rag_jax.data.question_files import Example
 from rag_jax.errors import DataError, UserError
 from rag_jax.metrics import patterns

@@ -14,7 +14,8 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(s
 CHECK = """
 import contextlib, importlib, io, pathlib, sys
 import rag_jax
-from rag_jax import config_files, flags
+from rag_jax.cli import flags
+from rag_jax.config import config_files
 site, programs = pathlib.Path(sys.argv[1]), sys.argv[2:]
 assert site in pathlib.Path(rag_jax.__file__).parents, rag_jax.__file__
 for name in programs:

@@ -16,11 +16,11 @@ from jax.sharding import Mesh
 from rag_jax import parallel
 from rag_jax.answering import Draws, jit_decode, jit_log_likelihood, keys_of
 from rag_jax.config import Config, ConfigError
+from rag_jax.config.overrides import lexical, replace
 from rag_jax.data.batches import assemble, input_shape
 from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.models.generator import in_dtype
 from rag_jax.models.stack import REMAT_POLICIES
-from rag_jax.overrides import lexical, replace
 from rag_jax.retrieval.device import abstract_tables, jit_search
 from rag_jax.retrieval.device_search import DeviceTables
 from rag_jax.searching import embed_program

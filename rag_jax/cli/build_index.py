@@ -10,7 +10,7 @@ continues a build that was killed.
 embeds only the added passages. An id that is both deleted and added is replaced.
 """
 
-from rag_jax import flags
+from rag_jax.cli import flags
 
 
 def main(argv: list[str] | None = None) -> None:

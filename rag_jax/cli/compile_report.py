@@ -10,7 +10,8 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
-from rag_jax import files, flags
+from rag_jax import files
+from rag_jax.cli import flags
 from rag_jax.config import ConfigError
 
 

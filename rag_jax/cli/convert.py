@@ -4,7 +4,7 @@ From a Hugging Face name or folder (encoder, generator, RAG or Atlas) to a workd
 configuration can name, or from a workdir to folders for `from_pretrained` of transformers.
 """
 
-from rag_jax import flags
+from rag_jax.cli import flags
 
 
 def main(argv: list[str] | None = None) -> None:

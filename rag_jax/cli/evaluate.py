@@ -1,10 +1,9 @@
 """Evaluates a trained model: `python -m rag_jax.evaluate --workdir DIR [--split test]`.
 
-Prints EM with its confidence interval, the metrics that config.eval.metrics names, answer recall,
-marginal NLL and the retrieval monitors. Writes metrics.json and predictions.jsonl to --out, where
-files of another evaluation are renamed to earlier-NAME, or to WORKDIR/RUN/evaluation/SPLIT/ (or
-questions-NAME-DIGEST/, followed by -index-NAME-DIGEST, -step-STEP and, where settings differ from
-the run's, -FIELD_VALUE-DIGEST).
+Prints EM with its confidence interval, what config.eval.metrics names, answer recall, marginal NLL
+and the retrieval monitors. Writes metrics.json and predictions.jsonl to --out, where files of an
+earlier evaluation become earlier-NAME, or to WORKDIR/RUN/evaluation/SPLIT/ (or
+questions-NAME-DIGEST/; then -index-NAME-DIGEST, -step-STEP, and settings: -FIELD_VALUE-DIGEST).
 
 `--predictions FILE --questions FILE` scores answers of any system, without a model: JSON lines with
 "id" and "answer", as in predictions.jsonl.
@@ -13,7 +12,8 @@ the run's, -FIELD_VALUE-DIGEST).
 import argparse
 import pathlib
 
-from rag_jax import files, flags
+from rag_jax import files
+from rag_jax.cli import flags
 from rag_jax.config import Config, ConfigError
 
 

@@ -13,8 +13,9 @@ import argparse
 import json
 import pathlib
 
-from rag_jax import files, flags, heatmap, overrides
-from rag_jax.config import Config, ConfigError
+from rag_jax import files, heatmap
+from rag_jax.cli import flags
+from rag_jax.config import Config, ConfigError, overrides
 from rag_jax.data.question_files import checked_texts, read_asked
 from rag_jax.documents.workdir import NO_GENERATOR
 

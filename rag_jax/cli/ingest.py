@@ -10,7 +10,7 @@ one, passages are shown). The same command, repeated, reads what has changed in 
 import argparse
 from collections import Counter
 
-from rag_jax import flags
+from rag_jax.cli import flags
 from rag_jax.config import Config
 from rag_jax.documents.workdir import NO_ENCODER, NO_GENERATOR
 from rag_jax.errors import first_of

@@ -12,7 +12,7 @@ with --execute it also runs the recipe.
 
 import pathlib
 
-from rag_jax import flags
+from rag_jax.cli import flags
 
 NAMES = ("table1", "table2", "table3", "pairwise", "table5", "table6", "figure2", "figure3",
          "partial_decoding", "hot_swap", "fever_overlap")

@@ -9,7 +9,7 @@ the indexes at /memory must send that.
 import gc
 import os
 
-from rag_jax import flags
+from rag_jax.cli import flags
 from rag_jax.config import ConfigError
 from rag_jax.serving.settings import Settings
 from rag_jax.serving.sockets import bound

@@ -8,7 +8,7 @@ with status 75.
 
 import argparse
 
-from rag_jax import flags
+from rag_jax.cli import flags
 
 
 def main(argv: list[str] | None = None) -> None:

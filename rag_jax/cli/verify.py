@@ -9,7 +9,7 @@ workdir, the data, the indexes and the checkpoints are verified. Nothing is chan
 import pathlib
 import sys
 
-from rag_jax import flags
+from rag_jax.cli import flags
 from rag_jax.visible import visible
 
 

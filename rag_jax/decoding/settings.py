@@ -7,8 +7,8 @@ from typing import Literal
 import jax
 
 from rag_jax.config import DataConfig, EvalConfig
+from rag_jax.config.rules import problems_of_values
 from rag_jax.models.rag import RagModel
-from rag_jax.rules import problems_of_values
 
 Strategy = Literal["marginal", "thorough", "fast"]
 PROGRAMS = 64  # how many compiled programs, of the settings used last, are kept

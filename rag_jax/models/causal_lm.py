@@ -8,7 +8,7 @@ it are the values of every layer and the keys, rotated by their positions.
 There are two kinds of layers. Global ones attend to all earlier tokens; local ones to the last
 `window`, and they may have a rotation of their own. Lists and arrays with an entry for each kind
 have the global one first. A window is not for several passages of a document (Fusion-in-Decoder),
-which `rag_jax.rules` refuses: in `_continued`, the place in a source has to be the position.
+which `rag_jax.config.rules` refuses: in `_continued`, the place in a source has to be the position.
 
 In shapes, G is the number of heads of keys and values, and in those of `Part`, P that of places.
 """

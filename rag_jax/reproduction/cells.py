@@ -5,8 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from rag_jax import overrides
-from rag_jax.config import Config
+from rag_jax.config import Config, overrides
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.question_sources import load_examples
 from rag_jax.errors import UserError

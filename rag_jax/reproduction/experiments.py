@@ -6,7 +6,8 @@ Cells of tables are "ours / the paper's"; "not run" is not measured, "-" is not 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from rag_jax import files, overrides, paper
+from rag_jax import files, paper
+from rag_jax.config import overrides
 from rag_jax.paper import COLUMNS, OURS
 from rag_jax.reproduction import pairwise as pairs
 from rag_jax.reproduction import plots, retriever_learning

@@ -4,9 +4,10 @@ import pathlib
 import shlex
 from collections.abc import Iterable, Mapping
 
-from rag_jax import config_files, overrides, package_data, paper, rules
+from rag_jax import package_data, paper
+from rag_jax.config import config_files, overrides, rules
+from rag_jax.config.overrides import value
 from rag_jax.data.task_sources import DATA_DIR, data_folder
-from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Asked, Cell, File, Question, exported
 
 FIRST = "nq"  # its passages and indexes serve all tasks

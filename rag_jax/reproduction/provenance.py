@@ -13,11 +13,10 @@ from typing import Any
 import jax
 
 import rag_jax
-from rag_jax import config_files, overrides
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, config_files, overrides
+from rag_jax.config.overrides import value
 from rag_jax.data.inputs import QUESTIONS
 from rag_jax.files import quick_digest
-from rag_jax.overrides import value
 from rag_jax.reproduction.cells import Asked, Cell, File, Measurement
 from rag_jax.training import changes
 

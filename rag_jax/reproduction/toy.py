@@ -5,7 +5,8 @@
 
 import pathlib
 
-from rag_jax import config_files, flags, overrides, package_data, paper, rules
+from rag_jax import package_data, paper
+from rag_jax.config import config_files, overrides, rules
 from rag_jax.reproduction.cells import Cell, Question, exported
 from rag_jax.retrieval.bm25 import bm25_missing
 
@@ -53,7 +54,7 @@ class Toy:
         # The ablations are on the questions alone: they would double the time.
         self._cells = REDUCED_CELLS if reduced else (
             *((task, run) for task in TASKS for run in SYSTEMS), *(("nq", r) for r in self._runs))
-        self._base = overrides.replace(config_files.load_file(str(flags.QUICKSTART)), {
+        self._base = overrides.replace(config_files.load_file(str(config_files.QUICKSTART)), {
             **DATA["shorter"], **self._last, "runs": SYSTEMS, "tensorboard": False,
             "data.world_seed": 0})
         self.about = (

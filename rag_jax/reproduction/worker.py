@@ -8,8 +8,8 @@ import pathlib
 
 import numpy as np
 
-from rag_jax import api, locks, overrides
-from rag_jax.config import ConfigError
+from rag_jax import api, locks
+from rag_jax.config import ConfigError, overrides
 from rag_jax.conversion import convert
 from rag_jax.data.question_sources import load_examples
 from rag_jax.evaluation import Evaluation

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rag_jax import overrides
 from rag_jax.answering import Answerer, Beginning, Draws, Watch, keys_of
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, overrides
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.models.generator import in_dtype

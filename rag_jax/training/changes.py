@@ -7,9 +7,8 @@ would be to a command that opens the workdir, to answer or to evaluate.
 import pathlib
 from typing import Literal, NamedTuple
 
-from rag_jax import overrides
-from rag_jax.config import RUNS, Config, ConfigError
-from rag_jax.overrides import shown, value
+from rag_jax.config import RUNS, Config, ConfigError, overrides
+from rag_jax.config.overrides import shown, value
 from rag_jax.steps import has_checkpoint, has_stopped, made_of_data, steps_taken
 
 Opened = Literal["free", "unread", "built", "model"]

@@ -5,8 +5,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from rag_jax import hosts, overrides
-from rag_jax.config import ConfigError, EvalConfig, TrainConfig
+from rag_jax import hosts
+from rag_jax.config import ConfigError, EvalConfig, TrainConfig, overrides
 from rag_jax.data.batches import RagBatcher
 from rag_jax.evaluation import evaluate
 from rag_jax.models import rag

@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rag_jax import overrides
 from rag_jax.citation import Citation
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, overrides
+from rag_jax.config.rules import changed
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepare import write_passages
 from rag_jax.data.text import encoder_input
@@ -20,7 +20,6 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.rules import changed
 from rag_jax.training import changes, indexing, pretrained, workdir
 from rag_jax.training.job import Job, fingerprint
 from rag_jax.training.opened import Rag

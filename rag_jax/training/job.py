@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from rag_jax import hosts, overrides, parallel
-from rag_jax.config import Config, ConfigError, EvalConfig, GeneratorConfig
+from rag_jax import hosts, parallel
+from rag_jax.config import Config, ConfigError, EvalConfig, GeneratorConfig, overrides
 from rag_jax.data.packed import Groups
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example

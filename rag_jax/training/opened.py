@@ -14,6 +14,7 @@ import numpy as np
 from rag_jax import evaluation, scoring
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
+from rag_jax.config.rules import changed
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.padding import pad_rows
@@ -33,7 +34,6 @@ from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.manifest import check_encoder
 from rag_jax.retrieval.protocol import Passage
-from rag_jax.rules import changed
 from rag_jax.searching import search
 from rag_jax.training import changes, document_encoder, indexing, on_device, pretrained
 from rag_jax.training import workdir as workdirs

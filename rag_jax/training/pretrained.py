@@ -14,8 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from rag_jax import files, hosts, overrides, parallel, rules
-from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, DataConfig, EvalConfig
+from rag_jax import files, hosts, parallel
+from rag_jax.config import (
+    BartConfig,
+    BertConfig,
+    Config,
+    ConfigError,
+    DataConfig,
+    EvalConfig,
+    overrides,
+    rules,
+)
 from rag_jax.data.inputs import is_prepared
 from rag_jax.hub import config_json, families, generator_inputs
 from rag_jax.hub import load as hub

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rag_jax import files, hosts, overrides, paper, scoring
+from rag_jax import files, hosts, paper, scoring
+from rag_jax.config import overrides
 from rag_jax.data import order
 from rag_jax.documents import workdir as ingested
 from rag_jax.errors import UserError

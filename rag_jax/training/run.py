@@ -22,8 +22,8 @@ import pathlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from rag_jax import answering, files, hosts, locks, overrides, parallel, rules
-from rag_jax.config import Config, ConfigError
+from rag_jax import answering, files, hosts, locks, parallel
+from rag_jax.config import Config, ConfigError, overrides, rules
 from rag_jax.countries.world import build_world
 from rag_jax.data.inputs import is_prepared
 from rag_jax.data.prepare import prepare

@@ -9,13 +9,13 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rag_jax import overrides, parallel
-from rag_jax.config import Config, ConfigError
+from rag_jax import parallel
+from rag_jax.config import Config, ConfigError, overrides
+from rag_jax.config.rules import check_prompt
 from rag_jax.data.prepared import Prepared, generator_format
 from rag_jax.data.text import Tokenizer
 from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.models.stack import unstack_layers
-from rag_jax.rules import check_prompt
 from rag_jax.training import pretrained
 from rag_jax.training.job import Index, Job
 from rag_jax.training.opened import Rag, check_vectors

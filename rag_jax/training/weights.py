@@ -10,8 +10,8 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rag_jax import hosts, overrides
-from rag_jax.config import Config, ConfigError
+from rag_jax import hosts
+from rag_jax.config import Config, ConfigError, overrides
 from rag_jax.data import inputs
 from rag_jax.errors import first_of
 from rag_jax.hub import families

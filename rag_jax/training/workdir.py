@@ -16,11 +16,11 @@ import os
 import pathlib
 from typing import Any
 
-from rag_jax import config_files, files, hosts, locks, overrides, rules
-from rag_jax.config import Config, ConfigError, EvalConfig
+from rag_jax import files, hosts, locks
+from rag_jax.config import Config, ConfigError, EvalConfig, config_files, overrides, rules
+from rag_jax.config.overrides import value
 from rag_jax.data.inputs import RECORD, is_prepared
 from rag_jax.lines import is_utf8
-from rag_jax.overrides import value
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.versions import POINTER

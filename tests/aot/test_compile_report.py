@@ -14,9 +14,9 @@ from rag_jax import parallel
 from rag_jax.aot import costs, programs
 from rag_jax.aot.report import Needs, measure, tables
 from rag_jax.cli import compile_report
+from rag_jax.cli.flags import make_parser, parse_with_config
 from rag_jax.config import ConfigError
 from rag_jax.errors import UserError
-from rag_jax.flags import make_parser, parse_with_config
 
 PAPER = "--config=configs/paper_scale.py"
 # No size of a state is one of a parameter here, whole or split.

@@ -8,6 +8,7 @@ import tiny
 from rag_jax import parallel
 from rag_jax.aot import programs
 from rag_jax.config import Config, ConfigError, MeshConfig
+from rag_jax.config.overrides import replace
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE, RagBatcher
 from rag_jax.data.packed import Groups
 from rag_jax.data.question_files import Example
@@ -15,7 +16,6 @@ from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.models.generator import MATRICES
-from rag_jax.overrides import replace
 from rag_jax.retrieval.device import DeviceIndex, abstract_tables
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.store_writing import write_store

@@ -6,8 +6,7 @@ import pathlib
 import random
 import sys
 
-from rag_jax import config_files, overrides
-from rag_jax.config import Config
+from rag_jax.config import Config, config_files, overrides
 from rag_jax.data.prepare import prepare
 from tests.end_to_end.commands import SMALLEST
 

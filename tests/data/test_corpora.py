@@ -172,8 +172,8 @@ def test_a_dump_is_never_in_memory(tmp_path):
 
 def test_a_wikipedia_dump_becomes_a_memory_of_hundred_word_chunks(tmp_path):
     from rag_jax.config import Config
+    from rag_jax.config.overrides import replace
     from rag_jax.data.prepare import prepare
-    from rag_jax.overrides import replace
 
     words = " ".join(f"word{n}" for n in range(250))
     dump = tmp_path / "x-pages-articles.xml.bz2"

@@ -9,6 +9,7 @@ import pytest
 
 from rag_jax import files as files_module
 from rag_jax.config import Config, ConfigError
+from rag_jax.config.overrides import replace
 from rag_jax.data import prepare as preparing
 from rag_jax.data import prepared as opened
 from rag_jax.data import tfds_data
@@ -18,7 +19,6 @@ from rag_jax.data.prepared import StoreTexts, open_prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import GeneratorFormat, Tokenizer, encoder_input
 from rag_jax.errors import DataError
-from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import Passage
 
 LONG = " ".join(f"word{i}" for i in range(25))

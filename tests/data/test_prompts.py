@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, processors
 
 from rag_jax.config import Config, ConfigError
+from rag_jax.config.overrides import replace
 from rag_jax.data import tokenizer_file
 from rag_jax.data.chat import rendered
 from rag_jax.data.prepared import generator_format
@@ -16,7 +17,6 @@ from rag_jax.data.text import Tokenizer
 from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.errors import DataError
 from rag_jax.hub.save import save_tokenizer
-from rag_jax.overrides import replace
 
 MARKS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 CHAT = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"

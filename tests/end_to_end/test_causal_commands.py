@@ -9,7 +9,7 @@ import pytest
 import rag_jax
 from rag_jax.cli import convert, generate, train
 from rag_jax.config import BertConfig, CausalConfig, ConfigError
-from rag_jax.config_files import load_file as load_config
+from rag_jax.config.config_files import load_file as load_config
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.load import abstract, load

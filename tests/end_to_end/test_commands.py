@@ -13,8 +13,7 @@ import pytest
 import tiny
 
 import rag_jax
-from rag_jax import overrides
-from rag_jax.config import ConfigError
+from rag_jax.config import ConfigError, overrides
 from rag_jax.metrics.retrieval import has_answer
 from rag_jax.models import rag
 from rag_jax.retrieval.index import PassageIndex

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from rag_jax import overrides, paper
+from rag_jax import paper
 from rag_jax.cli import reproduce
-from rag_jax.config import Config
+from rag_jax.config import Config, overrides
 from rag_jax.errors import DataError, Preempted
 from rag_jax.files import FolderError
 from rag_jax.reproduction import run

@@ -6,8 +6,9 @@ import re
 
 import pytest
 
-from rag_jax import api, config_files, overrides, paper
+from rag_jax import api, paper
 from rag_jax.cli import reproduce
+from rag_jax.config import config_files, overrides
 from rag_jax.files import quick_digest as digest
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Measurement
@@ -22,7 +23,7 @@ PAGE = ("<page><title>{1}</title><ns>0</ns><id>{0}</id><revision><id>1</id><text
         "</revision></page>")
 CONFIG = '''"""How it is trained by hand."""
 import pathlib
-from rag_jax import config_files, overrides
+from rag_jax.config import config_files, overrides
 from tests.end_to_end import smallest
 
 def get_config(cell):

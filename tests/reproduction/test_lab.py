@@ -6,8 +6,7 @@ import shutil
 
 import pytest
 
-from rag_jax import config_files, overrides
-from rag_jax.config import ConfigError
+from rag_jax.config import ConfigError, config_files, overrides
 from rag_jax.reproduction.cells import Cell, Measurement, Question, exported
 from rag_jax.reproduction.lab import Lab
 from rag_jax.reproduction.worker import Worker

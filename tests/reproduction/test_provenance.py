@@ -6,9 +6,8 @@ import subprocess
 
 import pytest
 
-from rag_jax import overrides
 from rag_jax.cli import reproduce
-from rag_jax.config import Config
+from rag_jax.config import Config, overrides
 from rag_jax.files import quick_digest as digest
 from rag_jax.reproduction import run
 from rag_jax.reproduction.cells import Cell, File, Measurement

@@ -27,9 +27,9 @@ import uvicorn
 from starlette.testclient import TestClient
 
 import rag_jax
-from rag_jax import flags, hosts, overrides
-from rag_jax.cli import serve
-from rag_jax.config import Config, ConfigError
+from rag_jax import hosts
+from rag_jax.cli import flags, serve
+from rag_jax.config import Config, ConfigError, overrides
 from rag_jax.retrieval import hybrid
 from rag_jax.serving import app, failures, indexes
 from rag_jax.serving.events import Events

@@ -4,7 +4,8 @@ import importlib
 
 import pytest
 
-from rag_jax import config_files, flags, overrides
+from rag_jax.cli import flags
+from rag_jax.config import config_files, overrides
 from rag_jax.training import workdir as workdirs
 from tests.tpu_scripts.cloud import SCRIPTS, Cloud
 

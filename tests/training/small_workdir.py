@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rag_jax.config import Config
+from rag_jax.config.overrides import replace
 from rag_jax.data.batches import ENCODER_TABLE
 from rag_jax.data.prepare import prepare
-from rag_jax.overrides import replace
 from rag_jax.training import workdir
 from rag_jax.training.checkpoint import Checkpointer
 from rag_jax.training.clock import Clock

@@ -4,10 +4,10 @@ import pytest
 import tiny
 
 from rag_jax.config import EVAL_PRESETS, Config, ConfigError
+from rag_jax.config.overrides import replace
 from rag_jax.data.text import Joint, Tokenizer
 from rag_jax.data.tokenizer_training import train_bart_tokenizer
 from rag_jax.decoding.settings import Decoding
-from rag_jax.overrides import replace
 from rag_jax.training.answer_settings import decoding_settings
 
 TOKENIZER = train_bart_tokenizer(["Lima is the capital of Peru, and Paris of France."] * 3, 300)

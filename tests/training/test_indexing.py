@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from rag_jax import files, locks, overrides, parallel, searching
-from rag_jax.config import Config, MeshConfig
+from rag_jax import files, locks, parallel, searching
+from rag_jax.config import Config, MeshConfig, overrides
 from rag_jax.data.prepared import Prepared
 from rag_jax.fusion import Fusion
 from rag_jax.retrieval import bm25

@@ -10,11 +10,11 @@ import tokenizers
 
 from rag_jax import hosts
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError
+from rag_jax.config.overrides import replace
 from rag_jax.data.prepared import Prepared
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Tokenizer
 from rag_jax.models import rag
-from rag_jax.overrides import replace
 from rag_jax.training import job
 
 

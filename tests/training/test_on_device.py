@@ -12,6 +12,7 @@ import tiny
 
 from rag_jax import parallel
 from rag_jax.config import Config, MeshConfig
+from rag_jax.config.overrides import replace
 from rag_jax.data import order, packed
 from rag_jax.data.batches import PASSAGE_TABLE, RagBatcher
 from rag_jax.data.packed import Groups
@@ -20,7 +21,6 @@ from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.models import rag
-from rag_jax.overrides import replace
 from rag_jax.retrieval.device import DeviceIndex
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex

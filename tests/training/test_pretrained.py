@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tiny
 
-from rag_jax import conversion, hosts, overrides, parallel, rules
+from rag_jax import conversion, hosts, parallel
 from rag_jax.api import build_index, load
-from rag_jax.config import BartConfig, Config, ConfigError, DataConfig, T5Config
+from rag_jax.config import BartConfig, Config, ConfigError, DataConfig, T5Config, overrides, rules
 from rag_jax.data.text import Tokenizer
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.hub import load as hub

@@ -10,13 +10,13 @@ import tiny
 
 from rag_jax import parallel
 from rag_jax.config import Config, MeshConfig, OptimizerConfig
+from rag_jax.config.overrides import replace
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.question_files import Example
 from rag_jax.data.questions import QuestionTokens
 from rag_jax.data.text import GeneratorFormat, encoder_input
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.models import rag
-from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import Passage
 from rag_jax.retrieval.store_writing import write_store
 from rag_jax.training import on_device, optim, step

@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
-from rag_jax import overrides, paper
-from rag_jax.config import RUNS, Config, ConfigError
+from rag_jax import paper
+from rag_jax.config import RUNS, Config, ConfigError, overrides
 from rag_jax.data.question_files import Example
 from rag_jax.evaluation import Evaluation
 from rag_jax.retrieval.protocol import Passage

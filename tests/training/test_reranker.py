@@ -12,9 +12,9 @@ import pytest
 from scipy.special import softmax
 
 import rag_jax
-from rag_jax import evaluation, overrides, parallel, rules
+from rag_jax import evaluation, parallel
 from rag_jax.cli import ingest
-from rag_jax.config import BertConfig, Config, ConfigError, MeshConfig
+from rag_jax.config import BertConfig, Config, ConfigError, MeshConfig, overrides, rules
 from rag_jax.conversion import convert
 from rag_jax.data.question_files import Example
 from rag_jax.data.text import Tokenizer

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import rag_jax
-from rag_jax import hosts, locks, overrides
-from rag_jax.config import Config, ConfigError
+from rag_jax import hosts, locks
+from rag_jax.config import Config, ConfigError, overrides
 from rag_jax.data.prepare import prepare
 from rag_jax.errors import UserError
 from rag_jax.retrieval.protocol import RetrievalError

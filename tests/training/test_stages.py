@@ -13,8 +13,8 @@ import tiny
 
 from rag_jax import parallel
 from rag_jax.config import Config, ConfigError, EvalConfig, MeshConfig, OptimizerConfig
+from rag_jax.config.overrides import replace
 from rag_jax.models import rag
-from rag_jax.overrides import replace
 from rag_jax.training import fine_tuning, optim, stages, step, warm_up
 from rag_jax.training.collapse import CollapseGuard
 from rag_jax.training.loop import PureSource

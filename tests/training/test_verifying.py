@@ -11,12 +11,12 @@ import pytest
 from rag_jax import steps
 from rag_jax.cli import verify
 from rag_jax.config import Config
-from rag_jax.config_files import to_json
+from rag_jax.config.config_files import to_json
+from rag_jax.config.overrides import replace
 from rag_jax.data.prepare import prepare
 from rag_jax.data.prepared import open_prepared
 from rag_jax.data.question_sources import load_examples
 from rag_jax.errors import UserError
-from rag_jax.overrides import replace
 from rag_jax.retrieval.bm25 import build_bm25
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.training import workdir

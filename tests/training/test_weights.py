@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rag_jax import overrides
 from rag_jax.cli import verify
-from rag_jax.config import Config, ConfigError
+from rag_jax.config import Config, ConfigError, overrides
 from rag_jax.data.inputs import DONE
 from rag_jax.training import pretrained, weights, workdir
 from rag_jax.training.checkpoint import Checkpointer

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rag_jax import hosts, overrides, steps
-from rag_jax.config import Config, ConfigError
+from rag_jax import hosts, steps
+from rag_jax.config import Config, ConfigError, overrides
+from rag_jax.config.overrides import replace
 from rag_jax.data.inputs import DONE
 from rag_jax.errors import UserError
-from rag_jax.overrides import replace
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.training import changes, workdir
 from rag_jax.training.run import check_k

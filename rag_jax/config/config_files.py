@@ -19,14 +19,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from rag_jax.config import Config, ConfigError
+from rag_jax.config.overrides import REMOVED, replace
+from rag_jax.config.rules import check_sections, validate
 from rag_jax.errors import UserError
-from rag_jax.overrides import REMOVED, replace
-from rag_jax.rules import check_sections, validate
 
 # The folder of shipped config files: inside the package in a wheel, beside it in a checkout.
-_HERE = pathlib.Path(__file__).absolute().parent
-CONFIGS = next((folder for folder in (_HERE / "configs", _HERE.parent / "configs")
-                if folder.is_dir()), _HERE / "configs")
+_PACKAGE = pathlib.Path(__file__).absolute().parents[1]
+CONFIGS = next((folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs")
+                if folder.is_dir()), _PACKAGE / "configs")
+QUICKSTART = CONFIGS / "quickstart.py"
 
 
 def shipped() -> list[str]:

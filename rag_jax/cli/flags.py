@@ -14,11 +14,11 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 
-from rag_jax import config_files, hosts, overrides, rules
-from rag_jax.config import PRESETS, Config, ConfigError
+from rag_jax import hosts
+from rag_jax.config import PRESETS, Config, ConfigError, config_files, overrides, rules
+from rag_jax.config.config_files import QUICKSTART
 from rag_jax.errors import near_matches
 
-QUICKSTART = config_files.CONFIGS / "quickstart.py"
 DEFAULT_WORKDIR = "runs/quickstart"
 # Options in which the processes of one job may differ; --config is compared field by field.
 OWN = ("coordinator", "process_id", "heartbeat", "config", "changed_fields", "settings")

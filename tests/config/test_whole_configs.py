@@ -9,13 +9,13 @@ import pathlib
 import jax
 import pytest
 
-from rag_jax import config_files, overrides, parallel, rules
+from rag_jax import parallel
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.costs import flops
 from rag_jax.aot.programs import programs
-from rag_jax.config import MeshConfig
+from rag_jax.config import MeshConfig, config_files, overrides, rules
 
-CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 OTHERS = sorted(file.name for file in CONFIGS.glob("*.py") if file.name != "paper.py")
 # Of answering, each of the paper's ways, and what no table has.
 WAYS = ["paper.py:table1/nq/rag_token", "paper.py:table1/nq/rag_sequence",

@@ -10,14 +10,14 @@ import sys
 
 import pytest
 
-from rag_jax import cli, config_files, flags, overrides, process
+from rag_jax import cli, process
 from rag_jax import config as configs
-from rag_jax.cli import reproduce, train
-from rag_jax.config import ConfigError
+from rag_jax.cli import flags, reproduce, train
+from rag_jax.config import ConfigError, config_files, overrides
 from rag_jax.errors import Preempted
 from rag_jax.training import workdir
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 ENTRY_POINTS = ("train", "evaluate", "generate", "build_index")
 
 
@@ -280,7 +280,7 @@ for name in sys.argv[1:]:
             main(["--help"])
     except SystemExit as stop:
         assert not stop.code, stop
-    from rag_jax import config_files, overrides
+    from rag_jax.config import config_files, overrides
     missing = [f for f in overrides.fields() if f"--config.{f}=" not in text.getvalue()]
     assert not missing, (name, missing)
     assert f"rag_jax.{name}" in text.getvalue()

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rag_jax import api, flags
-from rag_jax.cli import display, evaluate, generate
+from rag_jax import api
+from rag_jax.cli import display, evaluate, flags, generate
 from rag_jax.config import Config
 from rag_jax.decoding.settings import Decoding
 from rag_jax.errors import UserError

@@ -1,25 +1,19 @@
-"""The typed configuration: every field with its default, its meaning and its bounds.
+"""Every field of the configuration, with its default, its meaning and its bounds.
 
-The classes of encoders and generators stand in config_towers.py; all are imported from here.
+Those of encoders and generators are in towers.py.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from rag_jax.config_towers import (  # noqa: F401 (others import them from here)
+from rag_jax.config.towers import (
     BART_PRESETS,
     BERT_PRESETS,
-    GENERATORS,
     SOURCE,
-    TRAINED_SCALE,
     BartConfig,
     BertConfig,
-    CausalConfig,
-    Family,
     GeneratorConfig,
-    T5Config,
-    TransformerConfig,
     field,
     section,
 )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rag_jax import config as configs
-from rag_jax import config_files, config_towers, overrides
 from rag_jax.config import (
     BART_PRESETS,
     BERT_PRESETS,
@@ -17,19 +16,24 @@ from rag_jax.config import (
     ConfigError,
     ModelConfig,
     WarmupConfig,
+    config_files,
+    fields,
+    overrides,
+    towers,
 )
-from rag_jax.overrides import replace, value
-from rag_jax.rules import check_prompt, validate
+from rag_jax.config.overrides import replace, value
+from rag_jax.config.rules import check_prompt, validate
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 CONFIG_FILES = sorted((ROOT / "configs").glob("*.py"))
 OWN_DATA = {"data.passages": "p.tsv", "data.train": "t.jsonl", "data.dev": "d.jsonl"}
 
 
-def test_classes_of_towers_are_imported_from_the_configuration():
-    """TransformerConfig was lost when they got a file of their own."""
-    for name, thing in vars(config_towers).items():
-        if getattr(thing, "__module__", "") == config_towers.__name__:
+@pytest.mark.parametrize("module", [fields, towers])
+def test_every_class_is_imported_from_the_configuration(module):
+    """TransformerConfig was lost when towers got a file of their own."""
+    for name, thing in vars(module).items():
+        if isinstance(thing, type) and thing.__module__ == module.__name__:
             assert getattr(configs, name) is thing
 
 

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from rag_jax import api, config_files, overrides, paper, parallel, rules
+from rag_jax import api, paper, parallel
 from rag_jax.aot.chips import CHIPS
 from rag_jax.aot.costs import flops
 from rag_jax.cli import train
-from rag_jax.config import ConfigError, MeshConfig
+from rag_jax.config import ConfigError, MeshConfig, config_files, overrides, rules
 from rag_jax.models import rag
 from rag_jax.reproduction.full import Full
 from rag_jax.training import step, workdir

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rag_jax.config import RUNS, Config, ConfigError
-from rag_jax.errors import near_matches
-from rag_jax.lines import is_utf8
-from rag_jax.metrics.answers import normalize_answer
-from rag_jax.overrides import (
+from rag_jax.config.overrides import (
     accepts,
     by_ranks,
     for_run,
@@ -19,6 +16,9 @@ from rag_jax.overrides import (
     type_name,
     value,
 )
+from rag_jax.errors import near_matches
+from rag_jax.lines import is_utf8
+from rag_jax.metrics.answers import normalize_answer
 
 LARGEST = 3.4e38  # of float32
 

@@ -1,0 +1,38 @@
+"""The typed configuration, as config files import it: `from rag_jax.config import Config`."""
+
+from rag_jax.config.fields import (  # noqa: F401 (all import them from here)
+    EVAL_PRESETS,
+    PRESETS,
+    RUNS,
+    Config,
+    ConfigError,
+    DataConfig,
+    EncoderSource,
+    EvalConfig,
+    GeneratorWarmupConfig,
+    Kind,
+    MeshConfig,
+    MetricFamily,
+    ModelConfig,
+    OptimizerConfig,
+    RagSource,
+    RerankerSource,
+    RetrievalConfig,
+    RetrieverWarmupConfig,
+    Run,
+    TrainConfig,
+    WarmupConfig,
+)
+from rag_jax.config.towers import (  # noqa: F401
+    BART_PRESETS,
+    BERT_PRESETS,
+    GENERATORS,
+    TRAINED_SCALE,
+    BartConfig,
+    BertConfig,
+    CausalConfig,
+    Family,
+    GeneratorConfig,
+    T5Config,
+    TransformerConfig,
+)
