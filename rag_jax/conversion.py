@@ -33,7 +33,7 @@ from rag_jax.data.text import Tokenizer
 from rag_jax.documents import workdir as documents
 from rag_jax.hub import families, generator_inputs
 from rag_jax.hub import load as hub
-from rag_jax.hub.card import Provenance, model_card
+from rag_jax.hub.card import Beyond, Provenance, model_card
 from rag_jax.hub.config_json import Architecture, SpecialIds
 from rag_jax.hub.save import ids_of, save
 from rag_jax.models import rag
@@ -146,7 +146,8 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     if run and not config.retrieval.k:  # without passages, its encoders are part of nothing
         for tower in pretrained.ENCODERS:
             params.pop(tower, None)
-    written = _left_out(params, model, config, run)
+    beyond = _beyond(config, run, float(rag.word_weight(model, params)))
+    written = _left_out(params, beyond)
     retriever = _as_written(model.retriever, params)
     generator = _with_ends(model.generator, config, tokenizers) if run else model.generator
     if run:  # a reader of the export forces the tokens that the run forces
@@ -157,7 +158,7 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     architecture = Architecture(retriever, generator, ids, config.data.max_passage_length)
     base = {tower: source for tower, source in {**config.model.sources, **base}.items()
             if tower in params}
-    provenance = _provenance(path, config, run, base)
+    provenance = _provenance(path, config, run, base, beyond)
     folders = _folders(list(params), architecture, kind, family, path)
     files.remove_leftovers(out.parent)
     with files.new_folder(out) as temporary:
@@ -175,26 +176,36 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     return "; ".join(written)
 
 
-def _left_out(params: dict[str, Any], model: rag.RagModel, config: Config, run: str | None
-              ) -> list[str]:
+def _left_out(params: dict[str, Any], beyond: Beyond) -> list[str]:
     """Messages about the parts of a model that have no place in an export; their parameters are
     removed from `params`."""
     messages = []
     if params.pop(rag.CLASSIFIER, None) is not None:
         messages.append("without the classifier, for which there is no class")
-    if rag.FUSION in params:
-        messages.append("without the learned weight of words; set config.retrieval.bm25_weight="
-                        f"{rag.word_weight(model, params):.4g}")
-        del params[rag.FUSION]
-    if reranker := _reranker(config, run):
-        messages.append(f"without the reranker `{reranker}`, whose logits are its p(z|x); set "
-                        f"config.model.reranker.pretrained={reranker}")
+    params.pop(rag.FUSION, None)
+    for what, fields in beyond.items():
+        settings = " ".join(f"config.{name}={value}" for name, value in fields.items())
+        messages.append(f"without {what}, on which its p(z|x) depends too; set {settings}")
     return messages
 
 
-def _reranker(config: Config, run: str | None) -> str:
-    """The source of the cross-encoder that gives a run its p(z|x); "" = none."""
-    return config.model.reranker.pretrained if run and config.retrieval.k else ""
+def _beyond(config: Config, run: str | None, word_weight: float) -> Beyond:
+    """On what the p(z|x) of a run depends beside its encoders: no class of transformers has it.
+
+    word_weight: that of BM25's scores, learned or fixed.
+    """
+    if not run or not config.retrieval.k:
+        return {}
+    beyond = {}
+    if config.retrieval.retriever == "hybrid":
+        found = overrides.replace(config, {"retrieval.bm25_weight": float(f"{word_weight:.4g}")})
+        beyond["the words of passages"] = {
+            name: overrides.shown(overrides.value(found, name))
+            for name in overrides.not_default(found)
+            if name.startswith(("retrieval.retriever", "retrieval.fusion", "retrieval.bm25_"))}
+    if reranker := config.model.reranker.pretrained:
+        beyond["the reranker"] = {"model.reranker.pretrained": reranker}
+    return beyond
 
 
 def _folders(towers: list[str], architecture: Architecture, kind: str, family: str | None,
@@ -242,8 +253,8 @@ def _with_ends(generator: GeneratorConfig, config: Config, tokenizers: Mapping[s
     return dataclasses.replace(generator, end_tokens=end_tokens(generator, layout.tokenizer))
 
 
-def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[str, str]
-                ) -> Provenance:
+def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[str, str],
+                beyond: Beyond) -> Provenance:
     """The origin of a workdir's weights, for their model card."""
     names = ("passages", "train", "dev", "test") if run or config.train.steps else ()
     data = {name: getattr(config.data, name) for name in names if getattr(config.data, name)}
@@ -251,8 +262,7 @@ def _provenance(path: pathlib.Path, config: Config, run: str | None, base: dict[
         data = {"passages": "the world of countries that rag_jax ships"}
     reports = sorted(path.glob(f"{run}/evaluation/*/metrics.json")) if run else []
     return Provenance(run or "", base, data, {
-        file.parent.name: read_object(file.parent, file.name) for file in reports},
-        _reranker(config, run))
+        file.parent.name: read_object(file.parent, file.name) for file in reports}, beyond)
 
 
 def _model(config: Config, tokenizers: dict[str, Tokenizer]) -> rag.RagModel:

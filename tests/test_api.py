@@ -142,6 +142,7 @@ def test_a_run_answers_as_it_was_trained_to_unless_other_settings_are_given(path
     {"generator_warmup.steps": 3}, {"data.prompt": "Read."}, {"data.world_task": "claims"},
     {"data.fictional_countries": 5}, {"train.batch_size": 3}, {"train.optimizer.b1": 0.5},
     {"train.bm25_weight_rate": 0.1, "retrieval.retriever": "hybrid"},
+    {"retrieval.bm25_weight": 0.9}, {"retrieval.fusion": "reciprocal_rank"},
     {"model.retriever.dropout": 0.3}, {"model.generator.init_std": 0.5},
     {"dropout_keys": "unsafe_rbg"}])
 def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):

@@ -184,7 +184,7 @@ def test_a_card_says_what_the_workdir_knows(tmp_path):
         folder = tmp_path / "rag_token" / "evaluation" / split
         folder.mkdir(parents=True)
         (folder / "metrics.json").write_text(json.dumps({"em": em, "f1": 50}))
-    provenance = conversion._provenance(tmp_path, config, "rag_token", config.model.sources)
+    provenance = conversion._provenance(tmp_path, config, "rag_token", config.model.sources, {})
     card = model_card(families.FAMILIES["RagTokenForGeneration"], provenance)
     for line in ("run `rag_token`", "- generator: `facebook/bart-large`",
                  "- train: `task:nq:train`", "- passages: `wiki.tsv`",
@@ -199,15 +199,36 @@ def test_a_card_says_what_the_workdir_knows(tmp_path):
 def test_an_export_says_that_its_reranker_is_not_in_it(tmp_path):
     """Its card listed the scores of reranked passages as those of the exported model."""
     config = overrides.replace(Config(), {"model.reranker.pretrained": "BAAI/bge-reranker-base"})
-    said, = conversion._left_out({}, None, config, "frozen")
-    card = model_card(families.FAMILIES["RagTokenForGeneration"],
-                      conversion._provenance(tmp_path, config, "frozen", {}))
+    said, card = told(tmp_path, config, "frozen")
     for text in (said, card):
-        assert "`BAAI/bge-reranker-base`" in text and "config.model.reranker.pretrained" in text
+        assert "the reranker" in text
+        assert "config.model.reranker.pretrained=BAAI/bge-reranker-base" in text
     alone = overrides.replace(config, {"retrieval.k": 0})
     for each, run in ((alone, "closed_book"), (config, None), (Config(), "frozen")):
-        assert conversion._left_out({}, None, each, run) == []
-        assert not conversion._provenance(tmp_path, each, run, {}).reranker
+        assert told(tmp_path, each, run) == ("", told(tmp_path, Config(), run)[1])
+
+
+@pytest.mark.parametrize("fields, weight, settings", [
+    ({}, 0.5, []), ({}, 0.31415926, ["bm25_weight=0.3142"]),
+    ({"fusion": "reciprocal_rank", "bm25_language": "german"}, 0.5,
+     ["fusion=reciprocal_rank", "bm25_language=german"])])
+def test_an_export_says_that_its_words_are_not_in_it(tmp_path, fields, weight, settings):
+    """That of a hybrid run found other passages than the run whose scores its card lists."""
+    config = overrides.replace(Config(), {
+        "retrieval.retriever": "hybrid", **{f"retrieval.{n}": v for n, v in fields.items()}})
+    for text in told(tmp_path, config, "rag_token", weight):
+        assert "the words of passages" in text and "bm25_k1" not in text
+        for setting in ("retriever=hybrid", *settings):
+            assert f"config.retrieval.{setting}" in text
+        assert "bm25_weight" not in text or weight != 0.5
+
+
+def told(folder, config, run, weight=0.5):
+    """The message of an export and its model card, about what is not in it."""
+    beyond = conversion._beyond(config, run, weight)
+    card = model_card(families.FAMILIES["RagTokenForGeneration"],
+                      conversion._provenance(folder, config, run, {}, beyond))
+    return "; ".join(conversion._left_out({}, beyond)), card
 
 
 @pytest.mark.parametrize("family, field", [

@@ -402,9 +402,8 @@ def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
         with pytest.raises(ConfigError, match=f"{name}={given}: .*run rag_jax.ingest with it"):
             rag_jax.load(tmp_path / "run", config={name: given, "seed": 7})
     assert rag_jax.load(tmp_path / "run", config=workdirs.read(tmp_path / "run")).answers is False
-    rag = rag_jax.load(tmp_path / "run", config={"retrieval.bm25_b": 0.3, "eval.k": 1,
-                                                 "retrieval.bm25_weight": 0.9})
-    assert rag.index.settings.b == 0.3, "and the weight is of hybrid"
+    rag = rag_jax.load(tmp_path / "run", config={"retrieval.bm25_b": 0.3, "eval.k": 1})
+    assert rag.index.settings.b == 0.3
     assert rag.job.config.train.steps == 0, "until they are taken, checkpoints answer as they say"
 
 
@@ -413,6 +412,7 @@ def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
     ({"model.null_document": "bias"}, "config.model.null_document=bias: it is learned"),
     ({"data.prompt": "{passage} {question}"}, "config.data.prompt=.*: none is read with"),
     ({"retrieval.k": 0}, "config.retrieval.k=0: .*run answers from its documents; leave the"),
+    ({"retrieval.bm25_weight": 0.9}, "bm25_weight=0.9: .*run was indexed with 0.5, and this would"),
     ({"train.optimizer.b1": 0.5}, "optimizer.b1=0.5: .*run was indexed with 0.9, and this would"),
     ({"generator_warmup.steps": 7}, "generator_warmup.steps=7: .*, and this would change nothing"),
     ({"model.head": "classification", "eval.labels": ("yes", "no")},
@@ -489,6 +489,25 @@ def test_a_run_that_was_killed_before_its_record_is_made_good(folder, tmp_path, 
     assert len(rag_jax.ingest(folder, tmp_path / "run").read) == 6
     rag_jax.ingest(folder, tmp_path / "fresh")
     assert stored(tmp_path / "run") == stored(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("words_first", [True, False])
+def test_who_opens_what_an_interrupted_run_left_is_told_to_run_it_again(
+        folder, tmp_path, towers, monkeypatch, words_first):
+    """It was told to build an index by build_index, which refuses workdirs of ingest."""
+    encoder = {"model.retriever.pretrained": towers["model.retriever.pretrained"]}
+    first, then = [{}, encoder][:: 1 if words_first else -1]
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **first})
+    with monkeypatch.context() as patched:
+        patched.setattr(ingestion._Ingestion, "_write_config", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rag_jax.ingest(folder, tmp_path / "run", config={
+                **dict.fromkeys(encoder, ""), "runs": ("rag_token" if then else "bm25",), **then})
+    with pytest.raises(ConfigError, match="was then interrupted; run it again"):
+        rag_jax.load(tmp_path / "run")
+    with pytest.raises(UserError) as error:  # what is asked for otherwise is another error
+        rag_jax.load(tmp_path / "run", config={"retrieval.k": 4})
+    assert "interrupted" not in str(error.value)
 
 
 def test_an_edit_that_was_killed_before_its_pointer_is_made_good(

@@ -119,8 +119,9 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
       ConfigError: something cannot be compiled, or an argument has no effect.
     """
     if unknown := set(policies) - {"none", *REMAT_POLICIES}:
-        raise ConfigError(f"--remat={','.join(policies)}: no {', '.join(sorted(unknown))}; there "
-                          "are none, dots, narrow, full")
+        raise ConfigError(f"--remat={','.join(policies)}: no "
+                          f"{', '.join(sorted(name or '(empty)' for name in unknown))}; there are "
+                          "none, dots, narrow, full")
     changes = {POLICY + policy: {"model.retriever.remat": policy, "model.generator.remat": policy}
                for policy in policies} or {"": {}}
     job, tables = job_of(config, mesh), None

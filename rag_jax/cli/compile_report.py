@@ -43,8 +43,9 @@ def main(argv: list[str] | None = None) -> str | None:
 
     kinds = options.programs.split(",") if options.programs else programs.KINDS
     if unknown := set(kinds) - set(programs.KINDS):
-        raise ConfigError(f"--programs={options.programs}: no {', '.join(sorted(unknown))}; there "
-                          f"are {', '.join(programs.KINDS)}")
+        raise ConfigError(f"--programs={options.programs}: no "
+                          f"{', '.join(sorted(name or '(empty)' for name in unknown))}; there are "
+                          f"{', '.join(programs.KINDS)}")
     _check_values(options, kinds, config.retrieval.where == "device")
     devices = chips.devices_of(options.topology)
     chip = chips.CHIPS.get(devices[0].device_kind)

@@ -70,7 +70,7 @@ def collect(source: str, rows: Iterable[tuple[str, Example]], hidden: bool = Fal
         if example.id in seen:
             raise DataError(
                 f"{where}: id {example.id!r} was already used at {seen[example.id]}: ids must be "
-                "unique; rename or remove one"
+                "unique, and a question without one has its line's number; rename or remove one"
             )
         seen[example.id] = where
         examples.append(example)

@@ -13,6 +13,10 @@ _VECTORS = (" Where the folder has a modules.json, `SentenceTransformer(FOLDER).
             "their tokens.")
 
 
+# By what it is, the fields of the configuration that name it, and their values.
+Beyond = Mapping[str, Mapping[str, str]]
+
+
 class Provenance(NamedTuple):
     """Where an exported checkpoint comes from; empty where its workdir does not say."""
 
@@ -20,7 +24,7 @@ class Provenance(NamedTuple):
     base: Mapping[str, str]  # by tower, the checkpoint that it started from
     data: Mapping[str, str]  # passages, train, dev, test: names of tasks, files or folders
     scores: Mapping[str, Mapping[str, float]]  # by split, those that the run was evaluated with
-    reranker: str = ""  # the cross-encoder of its p(z|x), which is not in the export
+    beyond: Beyond = {}  # on what its p(z|x) depends besides the export
 
 
 def model_card(family: Family, provenance: Provenance) -> str:
@@ -44,21 +48,27 @@ def model_card(family: Family, provenance: Provenance) -> str:
             "a workdir without a trained run"),
         base="\n".join(base) or "None: trained from scratch, or not known.",
         data="\n".join(data) or "Not known.",
-        scores=_table(provenance.scores) + _reranked(provenance.reranker),
+        scores=_table(provenance.scores) + _beside(provenance.beyond),
         field=field, tokenizer=tokenizer,
         classes=", ".join(sorted((family.architecture, tokenizer))))
 
 
 def _name(source: str) -> str:
     """A source as others may read it: folders of one machine tell them nothing."""
+    return f"`{_relative(source)}`"
+
+
+def _relative(source: str) -> str:
     path = pathlib.Path(source)
-    return f"`{path.name if path.is_absolute() else source}`"
+    return path.name if path.is_absolute() else source
 
 
-def _reranked(reranker: str) -> str:
-    return reranker and (
-        f"\n\nIn its run, passages and p(z|x) are those of the reranker {_name(reranker)}, which "
-        "is no part of this folder: name it as config.model.reranker.pretrained.")
+def _beside(beyond: Beyond) -> str:
+    return "".join(
+        f"\n\nIn its run, passages and p(z|x) depend on {what}, too, of which this folder has "
+        "nothing. With rag_jax, set " + ", ".join(
+            f"`config.{name}={_relative(value)}`" for name, value in fields.items()) + "."
+        for what, fields in beyond.items())
 
 
 def _table(scores: Mapping[str, Mapping[str, float]]) -> str:

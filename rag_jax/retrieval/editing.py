@@ -41,6 +41,8 @@ from rag_jax.retrieval.shards import PassageEmbedder, embed_all, join_shards
 from rag_jax.retrieval.verification import folder_entries, map_file
 from rag_jax.retrieval.versions import current
 
+_PERHAPS = "An edit that was killed may have"  # at its very end
+
 
 class Edit(NamedTuple):
     """An edit of an index.
@@ -79,13 +81,16 @@ def planned(out: Path, kinds: tuple[str, ...], fingerprint: str | None, added: P
     for store in base.passages.stores:
         store.files.verify()
     kept = np.ones(len(base.passages), bool) if base.valid is None else base.valid.copy()
-    kept[[base.passages.row_of(passage_id) for passage_id in deleted]] = False
+    try:
+        kept[[base.passages.row_of(passage_id) for passage_id in deleted]] = False
+    except PassageIdError as error:
+        raise PassageIdError(f"{error} {_PERHAPS} deleted it.") from None
     if added is not None:
         for passage_id in added.ids():
             row = base.passages.find(passage_id)
             if row is not None and kept[row]:
                 raise PassageIdError(f"{out}: has a passage {passage_id!r}; to replace it, delete "
-                                     "it in the same edit.")
+                                     f"it in the same edit. {_PERHAPS} added it.")
         if {*added.token_tables} != {*base.passages.token_tables}:
             raise RetrievalError(
                 f"{out}: has the token tables {sorted(base.passages.token_tables)}, the new "

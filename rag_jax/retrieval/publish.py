@@ -6,6 +6,7 @@ inputs is removed. Only one process at a time builds in an index folder (locks.p
 
 import contextlib
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,8 @@ from rag_jax.retrieval.versions import (
     unheld,
     versions_of,
 )
+
+_log = logging.getLogger(__name__)
 
 Opened = TypeVar("Opened")
 # Inputs that change nothing in an index but rounding.
@@ -53,6 +56,8 @@ def publishing(out: Path, waits: bool = False) -> Iterator[None]:
             versions_of(out).mkdir(exist_ok=True)
             files.remove_leftovers(out)
             if version := _unpublished(out):
+                _log.warning("%s: what a killed process had made is complete, and published now as "
+                             "version %s.", out, version.name)
                 point(out, version)
             try:
                 with files.naming(out):

@@ -34,6 +34,8 @@ class Rule(NamedTuple):
 FILES = ("data.passages", "data.train", "data.dev", "data.test")
 # What an index of words was built with.
 WORDS = ("retrieval.bm25_k1", "retrieval.bm25_b", "retrieval.bm25_language")
+# How a hybrid run joins words with embeddings.
+JOINING = ("retrieval.fusion", "retrieval.bm25_weight")
 # A field, or a section of fields -> its rule. Of several, the narrowest holds.
 RULES = {
     "seed": Rule("data", "free"),
@@ -180,6 +182,8 @@ def _check(opened: Opened, name: str, config: Config, own: Config, had: str,
     """Raises ConfigError for a field of other value than in `own` unless it is free."""
     if opened == "built" and not _is_read(name, config.retrieval.retriever, indexes):
         opened = "unread"
+    if name in JOINING and config.retrieval.retriever != "hybrid":
+        opened = "unread"
     told = (f"config.{name}={shown(value(config, name))}: {had} "
             f"{shown(value(own, name)) or '(none)'}, and ")
     if opened == "unread":
@@ -206,8 +210,7 @@ def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -
     if trained.train.bm25_weight_rate is None:
         return
     for name in overrides.differences(trained, config):
-        if name in ("retrieval.retriever", "retrieval.fusion", "retrieval.bm25_weight",
-                    "train.bm25_weight_rate"):
+        if name in ("retrieval.retriever", *JOINING, "train.bm25_weight_rate"):
             raise ConfigError(f"config.{name}={shown(value(config, name))}: {path} has learned its "
                               f"weight of words; leave it at {shown(value(trained, name))}, and use"
                               " --choose-weight of evaluate, Rag.choose_weight in Python, for a "

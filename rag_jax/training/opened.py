@@ -282,8 +282,9 @@ class Rag:
         from now on. Only added passages are embedded.
 
         The edit starts from the folder's current version, whichever process has published it.
-        Processes that have an earlier version open keep it. A killed edit changes nothing. With
-        `retrieval.where=device`, no other thread may ask meanwhile.
+        Processes that have an earlier version open keep it. A killed edit changes nothing, or,
+        where all of it was done, is published by the next one. With `retrieval.where=device`, no
+        other thread may ask meanwhile.
 
         Args:
           add: passages, each an id, a title and a text, a dictionary of them, or an `Evidence` of

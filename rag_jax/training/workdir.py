@@ -77,7 +77,8 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
             shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
                               f"{value(config, name)!r} now" for name in refused)
             raise ConfigError(f"{workdir} was started with another configuration:\n{shown}\n"
-                              "use the same values, or another --workdir")
+                              "use the same values (--config and fields of the command before), or "
+                              "another --workdir")
         config = dataclasses.replace(
             config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
     elif stages_in(workdir):

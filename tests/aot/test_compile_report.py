@@ -188,6 +188,7 @@ def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
     for argv, message in [
             (["--topology=cpu:8", "--remat=all"], "no all; there are none, dots, narrow, full"),
             (["--topology=cpu:8", "--programs=train,serve"], "no serve; there are train, evaluate"),
+            (["--topology=cpu:8", "--programs=train,"], r"no \(empty\); there are train, evaluate"),
             (["--topology=cpu:some"], "expected cpu:COUNT"),
             (["--topology=cpu:99999999999999999999"], "expected cpu:COUNT"),
             (["--topology=cpu:8", "--passages=-5"], "--passages=-5: must be from 0 to"),

@@ -11,7 +11,7 @@ import pytest
 
 from rag_jax.citation import Citation
 from rag_jax.retrieval import build as retrieval_build
-from rag_jax.retrieval import editing
+from rag_jax.retrieval import editing, publish
 from rag_jax.retrieval.bm25 import Bm25Index, build_bm25
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index, edit_words
@@ -237,6 +237,20 @@ def test_who_has_it_open_keeps_its_version_and_a_killed_edit_embeds_no_shard_twi
     assert reader.passages.row_of("p1") == 1 and PassageIndex.open(edit.out).size == 143
 
 
+def test_an_edit_that_was_killed_at_its_end_is_published_by_the_next(edit, monkeypatch, caplog):
+    """Another edit published it without a word."""
+    edit = edit("exact")
+    with monkeypatch.context() as patched:
+        patched.setattr(publish, "point", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            edit(delete=["p1"])
+    assert PassageIndex.open(edit.out).size == 64
+    with pytest.raises(RetrievalError, match="'p1'.* that was killed may have deleted it"):
+        edit(delete=["p1"])
+    assert "a killed process had made is complete, and published now as version 2" in caplog.text
+    assert edit(delete=["p2"]).size == 62 and caplog.text.count("published") == 1
+
+
 @pytest.mark.parametrize("shard_rows", [8, 32])
 def test_a_killed_edit_goes_on_with_shards_of_another_size(edit, shard_rows):
     """The mark of a smaller shard counted for a larger one: its other rows were zeros."""
@@ -337,8 +351,8 @@ def test_files_without_links_are_copied(edit, monkeypatch):
 
 
 @pytest.mark.parametrize("how, message", [
-    ({"delete": ["p99"]}, "has the id 'p99'; near matches are .*p9"),
-    ({"add": ["p4"]}, "has a passage 'p4'; to replace it, delete it"),
+    ({"delete": ["p99"]}, "has the id 'p99'; near matches are .*p9.* was killed may have deleted"),
+    ({"add": ["p4"]}, "has a passage 'p4'; to replace it, delete it.* was killed may have added"),
     ({"delete": [f"p{i}" for i in range(64)]}, "nothing would be left"),
     ({"add": ["x"], "embedder": {"encoder_fingerprint": "other"}}, "built by the encoder"),
     ({"add": ["x"], "embedder": {"max_length": 4}}, "built with max_length=12, .* with 4; edit"),
