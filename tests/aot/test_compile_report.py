@@ -187,6 +187,7 @@ def test_of_several_policies_the_fastest_that_fits_is_named(monkeypatch, capsys)
 def test_mistakes_are_errors_that_say_what_to_do(monkeypatch):
     for argv, message in [
             (["--topology=cpu:8", "--remat=all"], "no all; there are none, dots, narrow, full"),
+            (["--topology=cpu:8", "--remat=dots,"], r"no \(empty\); there are none, dots"),
             (["--topology=cpu:8", "--programs=train,serve"], "no serve; there are train, evaluate"),
             (["--topology=cpu:8", "--programs=train,"], r"no \(empty\); there are train, evaluate"),
             (["--topology=cpu:some"], "expected cpu:COUNT"),
