@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--delete", nargs="+", default=[], metavar="ID",
                         help="with --update: passages to remove")
     parser.add_argument("--compact", action="store_true", default=None,
-                        help="with --update: rebuild the index from its passages")
+                        help="with --update: rebuild the index from its embeddings")
     parser.add_argument("--queries", metavar="FILE",
                         help="questions on which recall is measured (default: dev questions)")
     parser.add_argument("--overwrite", action="store_true", help="replace another index at DIR")

@@ -279,7 +279,7 @@ def add_workdir(parser: argparse.ArgumentParser) -> None:
                         "that began)")
     parser.add_argument("--step", type=int, help="checkpoint step (default: the best by dev score)")
     parser.add_argument("--index", help="another index: a folder made by rag_jax.build_index, or "
-                        "a name under WORKDIR/indexes (default: the one that trained)")
+                        "the name of one of the run's own (default: the one that trained)")
 
 
 def workdir_config(options: argparse.Namespace) -> Config:

@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
                         help="questions to answer; after -- they may begin with a dash")
     parser.add_argument("--interactive", action="store_true", help="ask for questions")
     parser.add_argument("--questions", metavar="FILE",
-                        help="questions of a file: .jsonl, .tsv, or one a line")
+                        help="questions of a file: .jsonl, .csv, .tsv, or one a line")
     parser.add_argument("--out", metavar="FILE.jsonl", type=pathlib.Path, help="write answers "
                         "there, lines of id and answer, as evaluate --predictions reads them")
     parser.add_argument("--heatmap", metavar="FILE",

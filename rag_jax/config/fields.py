@@ -35,7 +35,7 @@ class DataConfig:
                           "text; a Wikipedia dump (.xml.bz2); a folder of tables or of "
                           "wikiextractor's; empty = the world of countries that is shipped with "
                           "the package")
-    train: str = field("", "training questions: .jsonl, .tsv, task:NAME:SPLIT, kilt:FILE, "
+    train: str = field("", "training questions: .jsonl, .csv, .tsv, task:NAME:SPLIT, kilt:FILE, "
                        "tfds:NAME:SPLIT or tfds-dir:DIR:SPLIT")
     dev: str = field("", "development questions, which choose the best checkpoint")
     test: str = field("", "test questions; empty = evaluate on dev")
@@ -56,11 +56,11 @@ class DataConfig:
         "title: ... context: ... as Fusion-in-Decoder's (question_first); or config.data.prompt, "
         "as it is (prompt) or in the tokenizer's chat template (chat); auto = as the "
         "generator's checkpoint says or, where it does not, hugging_face for RAG, question_first "
-        "for T5, chat or prompt for decoder-only models, else question_kept")
+        "for T5's, chat or prompt for decoder-only models, else question_kept")
     prompt: str = field("", "source_format=prompt or chat: a text with {passage}, then {question}, "
-                        "then words that the answer continues; empty = {passage} Question: "
-                        "{question} Answer:, each in a line of its own, or what the generator's "
-                        "checkpoint says")
+                        "then words that the answer continues; empty = what the generator's "
+                        "checkpoint says, or {passage} Question: {question} Answer:, each in a "
+                        "line of its own (chat: Answer with as few words as possible.)")
     question_text: Literal["auto", "raw", "uncased_roundtrip"] = field(
         "auto", "the question as the generator reads it: as written, or through the retriever's "
         "tokenizer and back (lower case) as Hugging Face's released RAG was trained; auto = as "

@@ -186,6 +186,7 @@ class T5Config(GeneratorConfig):
     vocab_size: int = field(32128, "rows of the token table; 0 = the tokenizer's size", at_least=0)
     max_positions: int = field(2**20, "longest source or target in tokens; relative positions "
                                "have no limit", at_least=1)
+    heads: int = field(12, "attention heads, each of head_size", at_least=1)
     encoder_layers: int = field(12, "encoder layers", at_least=1)
     decoder_layers: int = field(12, "decoder layers", at_least=1)
     head_size: int = field(64, "width of an attention head", at_least=1)
