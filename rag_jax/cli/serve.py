@@ -12,7 +12,7 @@ import os
 from rag_jax.cli import flags
 from rag_jax.config import ConfigError
 from rag_jax.serving.settings import Settings
-from rag_jax.serving.sockets import bound
+from rag_jax.serving.sockets import bound, listen
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -73,6 +73,6 @@ def main(argv: list[str] | None = None) -> None:
     web = uvicorn.Server(uvicorn.Config(
         server.app, log_level="warning", server_header=False, http=Bounded,
         timeout_graceful_shutdown=int(settings.grace), limit_concurrency=1024))
-    web.run(sockets)
+    web.run(listen(sockets))
     if server.worker.failure is not None:
         raise server.worker.failure

@@ -244,6 +244,10 @@ class Indexes:
         if rag.index is not None:
             self._first = pathlib.Path(rag.index.path).absolute()
         name = self._first.name if self._first else ""
+        if other := self._of_workdir(rag).get(name):
+            if not other.samefile(self._first):
+                raise ConfigError(f"--index={self._first}: {other} is another index of this name, "
+                                  "by which requests name it; rename one of them")
         self.current = OpenIndex(name, rag, settings)
         self.open = {name: self.current}
         self._changes = concurrent.futures.ThreadPoolExecutor(1, "indexes")
@@ -257,9 +261,16 @@ class Indexes:
         """Name -> folder of all indexes of the workdir as it is now, open or not."""
         if self._first is None:
             return {}
-        folder, names = named_indexes(self.current.rag.job, self.current.rag.run)
-        return dict(sorted({**{each: folder / each for each in names},
-                            self._first.name: self._first}.items()))
+        paths = self._of_workdir(self.current.rag)
+        if self._first.is_dir():
+            paths[self._first.name] = self._first
+        return dict(sorted(paths.items()))
+
+    def _of_workdir(self, rag: Rag) -> dict[str, pathlib.Path]:
+        if self._first is None:
+            return {}
+        folder, names = named_indexes(rag.job, rag.run)
+        return {name: folder / name for name in names}
 
     def named(self, name: str | None) -> OpenIndex:
         """The open index of this name; None = the current one."""

@@ -35,9 +35,27 @@ def bound(host: str, port: int) -> list[socket.socket]:
     except (OSError, UnicodeError) as error:  # UnicodeError: `host` can be no host's name
         for each in listening:
             each.close()
-        raise ConfigError(f"--host={host} --port={port}: nothing can listen there ({error}); name "
-                          "an address and a free port of this machine") from None
+        raise _refusal(host, port, error) from None
     return listening
+
+
+def listen(sockets: list[socket.socket]) -> list[socket.socket]:
+    """The bound sockets, which listen now.
+
+    Raises:
+      ConfigError: another server does, that has bound the same port before any of them listened.
+    """
+    for each in sockets:
+        try:
+            each.listen()
+        except OSError as error:
+            raise _refusal(*each.getsockname()[:2], error) from None
+    return sockets
+
+
+def _refusal(host: str, port: int, error: Exception) -> ConfigError:
+    return ConfigError(f"--host={host} --port={port}: nothing can listen there ({error}); name an "
+                       "address and a free port of this machine")
 
 
 def _listener(family: int, kind: int, address: tuple) -> socket.socket:

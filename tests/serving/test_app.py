@@ -34,9 +34,10 @@ from rag_jax.retrieval import hybrid
 from rag_jax.serving import app, failures, indexes
 from rag_jax.serving.events import Events
 from rag_jax.serving.failures import _without_paths
+from rag_jax.serving.fields import Refused
 from rag_jax.serving.indexes import OpenIndex, Question
 from rag_jax.serving.settings import Settings
-from rag_jax.serving.sockets import bound
+from rag_jax.serving.sockets import bound, listen
 from tests.serving.served import QUESTIONS, TOKEN, chat, client, events, malformed
 
 ASK = QUESTIONS[0]
@@ -381,6 +382,18 @@ def test_an_address_that_the_machine_lacks_leaves_the_others_of_its_name(monkeyp
         bound("localhost", 0)
 
 
+def test_a_port_that_another_server_takes_meanwhile_is_told(monkeypatch):
+    """Both bound it, and the second compiled everything before a bad file descriptor ended it."""
+    with contextlib.ExitStack() as closing:
+        first = closing.enter_context(bound("127.0.0.1", 0)[0])
+        port = first.getsockname()[1]
+        others = bound("127.0.0.1", port)
+        assert listen([first]) == [first]
+        with closing.enter_context(others[0]), pytest.raises(
+                ConfigError, match=f"--host=127.0.0.1 --port={port}: nothing can listen"):
+            listen(others)
+
+
 def test_one_of_several_processes_serves_alone_where_it_is_told_so(monkeypatch):
     """"Start one on each host" was the advice to who had done that, under Slurm."""
     monkeypatch.setattr(flags, "asked_config", lambda options: Config())
@@ -397,6 +410,7 @@ def served(monkeypatch):
     given = []
 
     def run(web, sockets):
+        assert sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         web.config.app(None)  # the start is over
         sockets[0].close()
 
@@ -778,6 +792,22 @@ def test_the_current_index_named_again_is_not_opened_twice(uninterrupted, one_de
         there.open_also(name)
     assert there.named("2018") is there.current is current
     assert sorted(there.open) == ["2016", "2018"]
+    there.close()
+
+
+def test_an_index_of_another_folder_has_a_name_of_its_own(uninterrupted, one_device, tmp_path):
+    """It hid the one of the workdir, which --open and swaps then named in vain."""
+    folder = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "2016")
+    settings = Settings("rag_token", batch_sizes=(1,))
+    with pytest.raises(ConfigError, match="2016 is another index of this name.*; rename one"):
+        indexes.Indexes(rag_jax.load(uninterrupted, index=folder), settings)
+    folder = folder.rename(tmp_path / "outside")
+    there = indexes.Indexes(rag_jax.load(uninterrupted, index=folder), settings)
+    assert [*there.paths] == ["2016", "2018", "outside"]
+    shutil.rmtree(folder)
+    assert [*there.paths] == ["2016", "2018"]
+    with pytest.raises(Refused, match="expected one of 2016, 2018$"):
+        there.swap("outside")
     there.close()
 
 
