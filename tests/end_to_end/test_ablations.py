@@ -92,7 +92,8 @@ def test_a_run_trains_and_answers_with_embeddings_and_words(trained, tmp_path):
         with pytest.raises(ConfigError, match=f"config.[a-z]+.{message}"):
             rag_jax.load(tmp_path, config=fields)
     done = convert(tmp_path, tmp_path / "out")
-    assert f"set config.retrieval.bm25_weight={metrics['hybrid_weight']:.4g}" in done.stdout
+    assert ("set config.retrieval.retriever=hybrid config.retrieval.bm25_weight="
+            f"{metrics['hybrid_weight']:.4g};") in done.stdout
     said = finish("evaluate", tmp_path, "--choose-weight=0,0.3,1")
     assert "bm25_weight" in said and "dev_mrr@2, weight 0.3" in said
     wrong = run("train", tmp_path, "--config.retrieval.retriever=hybrid",
