@@ -259,10 +259,8 @@ class Indexes:
     @property
     def paths(self) -> dict[str, pathlib.Path]:
         """Name -> folder of all indexes of the workdir as it is now, open or not."""
-        if self._first is None:
-            return {}
         paths = self._of_workdir(self.current.rag)
-        if self._first.is_dir():
+        if self._first is not None and self._first.is_dir():
             paths[self._first.name] = self._first
         return dict(sorted(paths.items()))
 
