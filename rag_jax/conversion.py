@@ -146,7 +146,8 @@ def _export(path: pathlib.Path, out: pathlib.Path, run: str | None, family: str 
     if run and not config.retrieval.k:  # without passages, its encoders are part of nothing
         for tower in pretrained.ENCODERS:
             params.pop(tower, None)
-    beyond = _beyond(config, run, float(rag.word_weight(model, params)))
+    learned = float(rag.word_weight(model, params)) if rag.FUSION in params else None
+    beyond = _beyond(config, run, learned)
     written = _left_out(params, beyond)
     retriever = _as_written(model.retriever, params)
     generator = _with_ends(model.generator, config, tokenizers) if run else model.generator
@@ -189,19 +190,20 @@ def _left_out(params: dict[str, Any], beyond: Beyond) -> list[str]:
     return messages
 
 
-def _beyond(config: Config, run: str | None, word_weight: float) -> Beyond:
+def _beyond(config: Config, run: str | None, learned: float | None) -> Beyond:
     """On what the p(z|x) of a run depends beside its encoders: no class of transformers has it.
 
-    word_weight: that of BM25's scores, learned or fixed.
+    learned: the weight of BM25's scores, if it is.
     """
     if not run or not config.retrieval.k:
         return {}
     beyond = {}
     if config.retrieval.retriever == "hybrid":
-        found = overrides.replace(config, {"retrieval.bm25_weight": float(f"{word_weight:.4g}")})
+        if learned is not None:
+            config = overrides.replace(config, {"retrieval.bm25_weight": float(f"{learned:.4g}")})
         beyond["the words of passages"] = {
-            name: overrides.shown(overrides.value(found, name))
-            for name in overrides.not_default(found)
+            name: overrides.shown(overrides.value(config, name))
+            for name in overrides.not_default(config)
             if name.startswith(("retrieval.retriever", "retrieval.fusion", "retrieval.bm25_"))}
     if reranker := config.model.reranker.pretrained:
         beyond["the reranker"] = {"model.reranker.pretrained": reranker}

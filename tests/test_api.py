@@ -157,6 +157,24 @@ def test_what_a_workdir_was_trained_with_is_not_set_otherwise(path, fields):
     assert api.load(path, config=same).run == "rag_token"
 
 
+@pytest.mark.parametrize("fields, reads", [
+    ({}, {"bm25_weight", "fusion"}), ({"retriever": "dpr"}, set()), ({"k": 0}, set()),
+    ({"fusion": "reciprocal_rank"}, {"fusion"})])
+def test_how_words_are_joined_is_set_where_they_are(fields, reads, tmp_path):
+    """A weight of words that nothing reads changed nothing, and gave an evaluation its name."""
+    trained = overrides.replace(Config(), {
+        f"retrieval.{name}": value for name, value in {"retriever": "hybrid", **fields}.items()})
+    others = {"convex": "reciprocal_rank", "reciprocal_rank": "convex"}
+    for name, value in (("bm25_weight", 0.9), ("fusion", others[trained.retrieval.fusion])):
+        config = overrides.replace(trained, {f"retrieval.{name}": value})
+        for indexes in (False, True):
+            if name in reads and not indexes:
+                changes.check_opened(config, trained, tmp_path)
+                continue
+            with pytest.raises(ConfigError, match=f"{name}={value}: .*would change nothing"):
+                changes.check_opened(config, trained, tmp_path, indexes)
+
+
 @pytest.mark.parametrize("name, value", [
     ("index", "exact"), ("leaves_to_search", 1), ("scann_recall", 0.5), ("scann_parts", 2)])
 def test_what_an_index_is_built_with_is_set_where_one_is_built(path, monkeypatch, name, value):

@@ -503,11 +503,22 @@ def test_who_opens_what_an_interrupted_run_left_is_told_to_run_it_again(
         with pytest.raises(ZeroDivisionError):
             rag_jax.ingest(folder, tmp_path / "run", config={
                 **dict.fromkeys(encoder, ""), "runs": ("rag_token" if then else "bm25",), **then})
-    with pytest.raises(ConfigError, match="was then interrupted; run it again"):
+    for fields in ({}, {"eval.num_beams": 2, "retrieval.k": 4}):
+        with pytest.raises(ConfigError, match="interrupted after it had made its index of "
+                           f"{'vectors' if words_first else 'words'}, .*; run it again"):
+            rag_jax.load(tmp_path / "run", config=fields)
+    with pytest.raises(RetrievalError, match="no index here"):
+        rag_jax.load(tmp_path / "run", index=tmp_path / "other")
+
+
+def test_an_edited_index_that_is_damaged_is_called_that(folder, tmp_path):
+    """To run ingest again, which takes the edits away, was the advice for every error."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    rag_jax.load(tmp_path / "run").add([("n", "Cuba", "Havana is in Cuba.")])
+    file = current(tmp_path / "run" / "index") / "passages" / "text.blob"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(RetrievalError, match="text.blob differs from its sha256"):
         rag_jax.load(tmp_path / "run")
-    with pytest.raises(UserError) as error:  # what is asked for otherwise is another error
-        rag_jax.load(tmp_path / "run", config={"retrieval.k": 4})
-    assert "interrupted" not in str(error.value)
 
 
 def test_an_edit_that_was_killed_before_its_pointer_is_made_good(

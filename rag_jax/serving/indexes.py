@@ -285,8 +285,8 @@ class Indexes:
         """Opens the newest version of an index and makes that the current one."""
         self._check_reads()
         if name not in self.paths:
-            raise Refused(f"\"swap\" is {name[:60]!r}: expected one of {', '.join(self.paths)}",
-                          field="swap")
+            there = ", ".join(self.paths) or "none, as no index is there any more"
+            raise Refused(f"\"swap\" is {name[:60]!r}: expected one of {there}", field="swap")
         return self._changes.submit(self._swap, name)
 
     def edit(self, add: Sequence[Passage], delete: Sequence[str], name: str | None = None
@@ -326,7 +326,7 @@ class Indexes:
         paths = self.paths
         if name not in paths:
             raise Refused(f"index {name[:60]!r} is not there any more: there is "
-                          f"{', '.join(paths)}")
+                          f"{', '.join(paths) or 'none'}")
         return paths[name]
 
     def _swap(self, name: str) -> None:

@@ -182,7 +182,7 @@ def _check(opened: Opened, name: str, config: Config, own: Config, had: str,
     """Raises ConfigError for a field of other value than in `own` unless it is free."""
     if opened == "built" and not _is_read(name, config.retrieval.retriever, indexes):
         opened = "unread"
-    if name in JOINING and config.retrieval.retriever != "hybrid":
+    if name in JOINING and (indexes or not _is_joined(name, config)):
         opened = "unread"
     told = (f"config.{name}={shown(value(config, name))}: {had} "
             f"{shown(value(own, name)) or '(none)'}, and ")
@@ -202,6 +202,14 @@ def _is_read(name: str, retriever: str, indexes: bool) -> bool:
     if name in WORDS:
         return retriever == ("bm25" if indexes else "hybrid")
     return indexes and retriever != "bm25"
+
+
+def _is_joined(name: str, config: Config) -> bool:
+    """Whether a run reads a field of JOINING: one that joins words with embeddings, by scores if it
+    weighs them."""
+    retrieval = config.retrieval
+    return bool(retrieval.k) and retrieval.retriever == "hybrid" and (
+        name == "retrieval.fusion" or retrieval.fusion == "convex")
 
 
 def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -> None:

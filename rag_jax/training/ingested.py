@@ -12,15 +12,13 @@ from rag_jax.config.rules import changed
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.prepare import write_passages
 from rag_jax.data.text import encoder_input
-from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Window
 from rag_jax.documents.workdir import INDEX, answering
-from rag_jax.errors import UserError
 from rag_jax.retrieval.build import RecallSettings
 from rag_jax.retrieval.editing import edit_index
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.kept import KeptEmbeddings
-from rag_jax.retrieval.manifest import MANIFEST
+from rag_jax.retrieval.manifest import read_manifest
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.versions import current
@@ -152,26 +150,12 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     if not config.retrieval.k:
         raise ConfigError(f"config.retrieval.k=0: {path} answers from its documents; leave the "
                           "field out")
-    try:
-        return _open(config, path, path / INDEX if index is None else pathlib.Path(index))
-    except UserError:
-        if index is None and asked == made and _is_interrupted(path):
-            raise ConfigError(f"{path}: the last rag_jax.ingest has made another index than its "
-                              "config.json is for, and was then interrupted; run it again, with "
-                              "the same fields") from None
-        raise
-
-
-def _is_interrupted(path: pathlib.Path) -> bool:
-    """Whether the index of a workdir is not that of its record: the process was killed between
-    them, or the index was edited."""
-    with contextlib.suppress(UserError):
-        return record_files.read(path).index != MANIFEST.read(current(path / INDEX))[1]
-    return False
-
-
-def _open(config: Config, path: pathlib.Path, folder: pathlib.Path) -> Rag:
-    """Opens the towers that a configuration of one run names with the index in `folder`."""
+    folder = path / INDEX if index is None else pathlib.Path(index)
+    words = read_manifest(current(folder))["kind"] == "bm25"
+    if index is None and words != overrides.lexical(config):
+        raise ConfigError(f"{path}: the last rag_jax.ingest was interrupted after it had made its "
+                          f"index of {'words' if words else 'vectors'}, for which config.json is "
+                          "not; run it again, with the same fields")
     opened = indexing.open_host_index(folder, overrides.lexical(config))
     check_k(config, opened, folder)
     job, named = _job(config, path), towers(config)

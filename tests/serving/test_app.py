@@ -795,7 +795,8 @@ def test_the_current_index_named_again_is_not_opened_twice(uninterrupted, one_de
     there.close()
 
 
-def test_an_index_of_another_folder_has_a_name_of_its_own(uninterrupted, one_device, tmp_path):
+def test_an_index_of_another_folder_has_a_name_of_its_own(
+        uninterrupted, one_device, tmp_path, monkeypatch):
     """It hid the one of the workdir, which --open and swaps then named in vain."""
     folder = shutil.copytree(uninterrupted / "indexes" / "2018", tmp_path / "2016")
     settings = Settings("rag_token", batch_sizes=(1,))
@@ -808,6 +809,11 @@ def test_an_index_of_another_folder_has_a_name_of_its_own(uninterrupted, one_dev
     assert [*there.paths] == ["2016", "2018"]
     with pytest.raises(Refused, match="expected one of 2016, 2018$"):
         there.swap("outside")
+    monkeypatch.setattr(there, "_of_workdir", lambda rag: {})
+    with pytest.raises(Refused, match="expected one of none, as no index is there any more"):
+        there.swap("outside")
+    with pytest.raises(Refused, match="is not there any more: there is none$"):
+        there._path("outside")
     there.close()
 
 
