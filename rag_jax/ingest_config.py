@@ -163,15 +163,25 @@ def check_trained(config: Config, path: pathlib.Path) -> None:
     workdir have, or encoders of other weights: what they embed, those models would not find."""
     if not is_prepared(path / TRAINED):
         return
+    from rag_jax.training import weights  # reads models, which most ingests do not
+
     before, trained = workdirs.read(path), workdirs.read(path / TRAINED)
+    renamed = renamed_sources(before, config) if (
+        path / TRAINED / weights.RECORD).exists() else {}  # their weights are compared below
     for name in overrides.differences(before, config):
-        if name.startswith(("seed", "data.", "model.", "retrieval.")) and not (
-                changes.may_change(name, trained, path / TRAINED)):
+        if name.startswith(("seed", "data.", "model.", "retrieval.")) and name not in renamed and (
+                not changes.may_change(name, trained, path / TRAINED)):
             raise ConfigError(
                 f"config.{name}: {path / TRAINED} was trained with "
                 f"{overrides.shown(overrides.value(before, name))}; leave it as it is, or name "
                 "another --workdir")
-    from rag_jax.training import weights  # reads models, which most ingests do not
-
-    towers = [t for t in ("query_encoder", "document_encoder") if t in config.model.sources]
+    towers = [t for t in config.model.sources if t != "generator" or renamed]
     weights.check(config, path / TRAINED, towers, record=False)
+
+
+def renamed_sources(before: Config, config: Config) -> dict[str, str]:
+    """The fields that name the source of a tower by another name than before, and the new names:
+    a folder may have moved."""
+    names = [f"model.{part}.pretrained" for part in ("rag", "generator", *changes.ENCODER_SECTIONS)]
+    pairs = {name: (overrides.value(before, name), overrides.value(config, name)) for name in names}
+    return {name: now for name, (then, now) in pairs.items() if then and now and then != now}

@@ -149,7 +149,9 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
         with locks.own(path), files.replaced(passages) as file:
             for name in store.ids():
                 file.write(json.dumps(store[store.row_of(name)]._asdict()) + "\n")
-    _set(trained, {"data.passages": str(passages)})  # where this workdir has moved
+    if workdirs.exists(trained):  # where this workdir has moved, or what it was trained from
+        _set(trained, {"data.passages": str(passages), **ingest_config.renamed_sources(
+            workdirs.read(trained), config)})
     report = run.train(overrides.replace(config, {  # a warm-up would leave the encoder of the index
         "runs": config.runs[:1], "train.steps": steps, "retriever_warmup.steps": 0,
         "data.passages": str(passages), "data.train": train, "data.dev": dev}), trained)

@@ -900,6 +900,24 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
     moved.rename(tmp_path / "run")
     with pytest.raises(ConfigError, match="max_passage_length: .*was trained with 16"):
         ingest.main([*argv[:2], "--config.data.max_passage_length=31"])
+    elsewhere = {name: shutil.copytree(source, tmp_path / name) for name, source in towers.items()}
+    again = [f"--config.{name}={source}" for name, source in elsewhere.items()]
+    capsys.readouterr()
+    ingest.main([*argv[:2], *again])
+    assert " 0 passages embedded" in capsys.readouterr().out
+    ingest.main([*argv[:4], *again])
+    assert workdirs.read(tmp_path / "run" / "trained").model.sources == {
+        tower: str(elsewhere[f"model.{part}.pretrained"]) for tower, part in (
+            ("query_encoder", "retriever"), ("document_encoder", "retriever"),
+            ("generator", "generator"))}
+    ingest.main([*argv[:2], *argv[-len(again):]])  # as they were
+    for source in elsewhere.values():
+        file = source / "model.safetensors"
+        content = file.read_bytes()
+        file.write_bytes(content[:-1] + b"x")
+        with pytest.raises(ConfigError, match="trained: .* were made from other weights than"):
+            ingest.main([*argv[:2], *again])
+        file.write_bytes(content)
     file = pathlib.Path(towers["model.retriever.pretrained"]) / "model.safetensors"
     content, index = file.read_bytes(), current(tmp_path / "run" / "index")
     try:  # the index would be of an encoder that the trained model does not have
