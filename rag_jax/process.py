@@ -41,6 +41,14 @@ def run(main: Callable[[], int | None]) -> None:
     sys.exit(code)
 
 
+def leave(code: int) -> None:
+    """Ends the process at once, whatever its other threads do."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
 def open_streams() -> None:
     """Opens the standard streams that the process was started without, as a daemon is."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

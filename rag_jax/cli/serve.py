@@ -6,9 +6,11 @@ environment has RAG_JAX_TOKEN, clients must send it, and with RAG_JAX_MEMORY_TOK
 the indexes at /memory must send that.
 """
 
+import argparse
 import gc
 import os
 
+from rag_jax import process
 from rag_jax.cli import flags
 from rag_jax.config import ConfigError
 from rag_jax.serving.settings import Settings
@@ -17,22 +19,7 @@ from rag_jax.serving.sockets import bound, listen
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; `argv` without the program's name, None = the process's arguments."""
-    parser = flags.make_parser("serve", __doc__)
-    flags.add_workdir(parser)
-    parser.add_argument("--host", default=Settings.host,
-                        help="address to listen at; 0.0.0.0 = all of this machine's (default: "
-                        "%(default)s, for this machine alone)")
-    parser.add_argument("--port", type=int, default=8000,
-                        help="0 = a free one, which is printed (default: %(default)s)")
-    parser.add_argument("--open", default="", metavar="NAME,NAME", help="further indexes of the "
-                        "workdir that a request may name")
-    parser.add_argument("--batch_sizes", type=flags.counts, metavar="N,N",
-                        default=Settings.batch_sizes,
-                        help="questions that are answered at a time (default: 1,4,8,16)")
-    parser.add_argument("--timeout", type=flags.seconds, default=Settings.timeout,
-                        metavar="SECONDS",
-                        help="that a request may take (default: %(default)s)")
-    options, config = flags.parse_with_config(parser, argv, flags.asked_config)
+    options, config = flags.parse_with_config(_parser(), argv, flags.asked_config)
     try:
         import uvicorn
 
@@ -73,6 +60,29 @@ def main(argv: list[str] | None = None) -> None:
     web = uvicorn.Server(uvicorn.Config(
         server.app, log_level="warning", server_header=False, http=Bounded,
         timeout_graceful_shutdown=int(settings.grace), limit_concurrency=1024))
-    web.run(listen(sockets))
+    try:
+        web.run(listen(sockets))
+    finally:
+        if server.worker.compiling:  # which may take minutes, and the interpreter cannot end before
+            process.leave(130)
     if server.worker.failure is not None:
         raise server.worker.failure
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = flags.make_parser("serve", __doc__)
+    flags.add_workdir(parser)
+    parser.add_argument("--host", default=Settings.host,
+                        help="address to listen at; 0.0.0.0 = all of this machine's (default: "
+                        "%(default)s, for this machine alone)")
+    parser.add_argument("--port", type=int, default=8000,
+                        help="0 = a free one, which is printed (default: %(default)s)")
+    parser.add_argument("--open", default="", metavar="NAME,NAME", help="further indexes of the "
+                        "workdir that a request may name")
+    parser.add_argument("--batch_sizes", type=flags.counts, metavar="N,N",
+                        default=Settings.batch_sizes,
+                        help="questions that are answered at a time (default: 1,4,8,16)")
+    parser.add_argument("--timeout", type=flags.seconds, default=Settings.timeout,
+                        metavar="SECONDS",
+                        help="that a request may take (default: %(default)s)")
+    return parser

@@ -58,6 +58,11 @@ class Worker:
         self._thread.start()
 
     @property
+    def compiling(self) -> bool:
+        """Whether the thread compiles before the start is over; after `close`, it still may."""
+        return self._thread.is_alive() and not self.ready
+
+    @property
     def waiting(self) -> int:
         return len(self._waiting)
 
@@ -90,11 +95,12 @@ class Worker:
         return [task.future for task in tasks]
 
     def close(self) -> None:
-        """Cancels what waits, and returns when the batch that runs has ended."""
+        """Cancels what waits, and returns when the batch that runs has ended; but it does not wait
+        for a program that is being compiled before the start is over."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if self._thread.is_alive():
+        if self.ready:
             self._thread.join()
         for future in list(self._waiting):
             future.cancel()

@@ -420,7 +420,7 @@ def served(monkeypatch):
         given.append(settings), types.SimpleNamespace(open_also=given.append))[1])
     monkeypatch.setattr(app, "Server", lambda indexes, settings, compiled, started: (
         types.SimpleNamespace(app=started, to_compile=8,
-                              worker=types.SimpleNamespace(failure=None))))
+                              worker=types.SimpleNamespace(failure=None, compiling=False))))
     monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.setattr(uvicorn, "Config", lambda app, **_: types.SimpleNamespace(app=app))
     monkeypatch.setattr(uvicorn.Server, "run", run)
@@ -433,6 +433,27 @@ def test_a_free_port_is_the_one_that_is_printed(served, capsys):
     first, *rest = capsys.readouterr().out.splitlines()
     assert first == "compiling 8 programs; the first time takes minutes"
     assert re.fullmatch(r"ready: http://127.0.0.1:[1-9]\d+", *rest)
+
+
+def test_ctrl_c_ends_it_at_once_while_it_compiles(served, monkeypatch):
+    """The interpreter ended under the thread that compiled, by a segmentation fault."""
+    def interrupted(web, sockets):
+        raise KeyboardInterrupt
+
+    class Left(Exception):
+        pass
+
+    def leave(status):
+        raise Left(status)
+
+    monkeypatch.setattr(uvicorn.Server, "run", interrupted)
+    monkeypatch.setattr(os, "_exit", leave)
+    with pytest.raises(KeyboardInterrupt):
+        serve.main(["--port=0"])
+    monkeypatch.setattr(app, "Server", lambda *_: types.SimpleNamespace(
+        app=None, to_compile=8, worker=types.SimpleNamespace(failure=None, compiling=True)))
+    with pytest.raises(Left, match="130"):
+        serve.main(["--port=0"])
 
 
 def test_lists_of_flags_may_have_spaces_and_large_numbers(served):

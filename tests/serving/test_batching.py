@@ -126,6 +126,20 @@ def test_the_end_answers_what_runs_and_cancels_what_waits(worker, index):
         worker.submit(index, "double", [1])
 
 
+def test_the_end_does_not_wait_for_what_is_compiled_at_the_start(index):
+    """Ctrl-C was answered when the program of a large model was compiled."""
+    entered = threading.Event()
+    index.compile = lambda: (index.run("double", [entered.set() or each]) for each in (1, 2))
+    worker = Worker(Indexes(index), 3, 6, lambda what: None, lambda failure: None)
+    worker.start()
+    assert entered.wait(60)
+    worker.close()
+    assert worker.compiling and not index.gate.is_set()
+    index.gate.set()
+    worker._thread.join(60)
+    assert not worker.compiling and index.batches == [[1]] and not worker.ready
+
+
 def test_a_start_that_fails_is_told(index):
     told = []
     index.compile = lambda: (_ for _ in ()).throw(MemoryError("too large"))
