@@ -141,6 +141,7 @@ def fine_tune(workdir: Path, train: str, dev: str, *, steps: int | None = None,
     config = ingest_config.config_of(path, config)
     steps = (config.train.steps or 1000) if steps is None else steps
     _check_generator(config)
+    ingest_config.check_trained(config, path)
     from rag_jax.training import run
 
     passages, trained = path / "passages.jsonl", path / TRAINED

@@ -902,6 +902,7 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
         ingest.main([*argv[:2], "--config.data.max_passage_length=31"])
     elsewhere = {name: shutil.copytree(source, tmp_path / name) for name, source in towers.items()}
     again = [f"--config.{name}={source}" for name, source in elsewhere.items()]
+    questions = [str(tmp_path / f"{name}.jsonl") for name in ("train", "dev")]
     capsys.readouterr()
     ingest.main([*argv[:2], *again])
     assert " 0 passages embedded" in capsys.readouterr().out
@@ -910,13 +911,17 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
         tower: str(elsewhere[f"model.{part}.pretrained"]) for tower, part in (
             ("query_encoder", "retriever"), ("document_encoder", "retriever"),
             ("generator", "generator"))}
-    ingest.main([*argv[:2], *argv[-len(again):]])  # as they were
+    ingest.main([*argv[:4], *argv[-len(again):]])  # as they were
     for source in elsewhere.values():
         file = source / "model.safetensors"
         content = file.read_bytes()
         file.write_bytes(content[:-1] + b"x")
-        with pytest.raises(ConfigError, match="trained: .* were made from other weights than"):
-            ingest.main([*argv[:2], *again])
+        before = workdirs.read(tmp_path / "run" / "trained")
+        for called in (lambda: ingest.main([*argv[:2], *again]), lambda: ingestion.fine_tune(
+                tmp_path / "run", *questions, config={n: str(f) for n, f in elsewhere.items()})):
+            with pytest.raises(ConfigError, match="trained: .* were made from other weights than"):
+                called()
+        assert workdirs.read(tmp_path / "run" / "trained") == before
         file.write_bytes(content)
     file = pathlib.Path(towers["model.retriever.pretrained"]) / "model.safetensors"
     content, index = file.read_bytes(), current(tmp_path / "run" / "index")
