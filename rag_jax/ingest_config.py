@@ -160,28 +160,38 @@ def _is_same(folder: pathlib.Path, other: pathlib.Path) -> bool:
 
 def check_trained(config: Config, path: pathlib.Path) -> None:
     """Raises ConfigError for a field of another value than the models that were trained in the
-    workdir have, or encoders of other weights: what they embed, those models would not find."""
+    workdir have, or encoders of other weights: what they embed, those models would not find. A
+    source may have another name, if it holds the same model."""
     if not is_prepared(path / TRAINED):
         return
-    from rag_jax.training import weights  # reads models, which most ingests do not
+    from rag_jax.hub.families import RERANKER  # these read models, which most ingests do not
+    from rag_jax.training import pretrained, weights
 
     before, trained = workdirs.read(path), workdirs.read(path / TRAINED)
-    renamed = renamed_sources(before, config) if (
-        path / TRAINED / weights.RECORD).exists() else {}  # their weights are compared below
-    for name in overrides.differences(before, config):
-        if name.startswith(("seed", "data.", "model.", "retrieval.")) and name not in renamed and (
-                not changes.may_change(name, trained, path / TRAINED)):
-            raise ConfigError(
-                f"config.{name}: {path / TRAINED} was trained with "
-                f"{overrides.shown(overrides.value(before, name))}; leave it as it is, or name "
-                "another --workdir")
+    renamed = renamed_sources(before, config) | renamed_sources(trained, config) if (
+        path / TRAINED / weights.RECORD).exists() else {}
+
+    def compare(then: Config, now: Config, sections: tuple[str, ...]) -> None:
+        for name in overrides.differences(then, now):
+            if name.startswith(sections) and name not in renamed and (
+                    not changes.may_change(name, trained, path / TRAINED)):
+                raise ConfigError(
+                    f"config.{name}: {path / TRAINED} was trained with "
+                    f"{overrides.shown(overrides.value(then, name))}; leave it as it is, or name "
+                    "another --workdir")
+
+    compare(before, config, ("seed", "data.", "model.", "retrieval."))
     towers = [t for t in config.model.sources if t != "generator" or renamed]
+    if renamed:
+        compare(trained, pretrained.resolve(config), ("model.retriever.", "model.generator."))
+        towers += [RERANKER] * bool(config.model.reranker.pretrained)
     weights.check(config, path / TRAINED, towers, record=False)
 
 
 def renamed_sources(before: Config, config: Config) -> dict[str, str]:
-    """The fields that name the source of a tower by another name than before, and the new names:
+    """The fields that name the source of a model by another name than before, and the new names:
     a folder may have moved."""
-    names = [f"model.{part}.pretrained" for part in ("rag", "generator", *changes.ENCODER_SECTIONS)]
+    names = [f"model.{part}.pretrained" for part in (
+        "rag", "generator", "reranker", *changes.ENCODER_SECTIONS)]
     pairs = {name: (overrides.value(before, name), overrides.value(config, name)) for name in names}
     return {name: now for name, (then, now) in pairs.items() if then and now and then != now}

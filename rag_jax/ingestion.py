@@ -190,12 +190,11 @@ def _put_first(trained: pathlib.Path, runs: Sequence[str]) -> None:
 
 
 def _set(trained: pathlib.Path, fields: Mapping[str, Any]) -> None:
-    """Sets fields in the configuration of a trained workdir, if there is one."""
-    if workdirs.exists(trained):
-        config = workdirs.read(trained)
-        changed = overrides.replace(config, fields)
-        if changed != config:
-            workdirs.write(changed, trained / "config.json")
+    """Sets fields in the configuration of a trained workdir."""
+    config = workdirs.read(trained)
+    changed = overrides.replace(config, fields)
+    if changed != config:
+        workdirs.write(changed, trained / "config.json")
 
 
 @dataclasses.dataclass

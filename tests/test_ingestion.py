@@ -511,6 +511,33 @@ def test_who_opens_what_an_interrupted_run_left_is_told_to_run_it_again(
         rag_jax.load(tmp_path / "run", index=tmp_path / "other")
 
 
+def test_who_opens_the_index_of_another_encoder_is_told_to_run_it_again(
+        folder, tmp_path, towers, monkeypatch):
+    """The advice was to build the index again, which build_index refuses here."""
+    other = shutil.copytree(towers["model.retriever.pretrained"], tmp_path / "other")
+    (other / "1_Pooling" / "config.json").write_text(json.dumps({
+        "word_embedding_dimension": 16, "pooling_mode_cls_token": True}))
+    rag_jax.ingest(folder, tmp_path / "run", config={
+        **SMALL, "model.retriever.pretrained": towers["model.retriever.pretrained"]})
+    with monkeypatch.context() as patched:
+        patched.setattr(ingestion._Ingestion, "_write_config", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            rag_jax.ingest(folder, tmp_path / "run", config={
+                "model.retriever.pretrained": str(other)})
+    with pytest.raises(ConfigError, match="built by the encoder .*run rag_jax.ingest again on"):
+        rag_jax.load(tmp_path / "run")
+
+
+def test_a_model_may_have_moved_to_another_folder():
+    """A name that was not there before, or is not now, is of another model."""
+    before = overrides.replace(Config(), {
+        "model.reranker.pretrained": "a", "model.rag.pretrained": "b"})
+    after = overrides.replace(before, {
+        "model.reranker.pretrained": "c", "model.rag.pretrained": "",
+        "model.generator.pretrained": "d"})
+    assert ingest_config.renamed_sources(before, after) == {"model.reranker.pretrained": "c"}
+
+
 def test_an_edited_index_that_is_damaged_is_called_that(folder, tmp_path):
     """To run ingest again, which takes the edits away, was the advice for every error."""
     rag_jax.ingest(folder, tmp_path / "run")
@@ -911,6 +938,15 @@ def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_pat
         tower: str(elsewhere[f"model.{part}.pretrained"]) for tower, part in (
             ("query_encoder", "retriever"), ("document_encoder", "retriever"),
             ("generator", "generator"))}
+    other = shutil.copytree(elsewhere["model.retriever.pretrained"], tmp_path / "pooled otherwise")
+    pooling = other / "1_Pooling" / "config.json"
+    pooling.write_text(json.dumps({
+        name: not value if name in ("pooling_mode_cls_token", "pooling_mode_mean_tokens") else value
+        for name, value in json.loads(pooling.read_text()).items()}))
+    for called in (ingest.main, lambda argv: ingestion.fine_tune(
+            tmp_path / "run", *questions, config={"model.retriever.pretrained": str(other)})):
+        with pytest.raises(ConfigError, match="retriever.pooling: .*was trained with mean"):
+            called([*argv[:2], *again, f"--config.model.retriever.pretrained={other}"])
     ingest.main([*argv[:4], *argv[-len(again):]])  # as they were
     for source in elsewhere.values():
         file = source / "model.safetensors"

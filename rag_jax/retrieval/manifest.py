@@ -30,7 +30,7 @@ import numpy as np
 from rag_jax.retrieval.joined import JoinedPassages
 from rag_jax.retrieval.json_files import is_count, regular_file
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.retrieval.protocol import OtherEncoderError, RetrievalError
 from rag_jax.retrieval.scann import SCANN_FILES, ScannSettings
 from rag_jax.retrieval.verification import FolderRecord, VerifiedFiles
 from rag_jax.retrieval.versions import AGAIN, POINTER, versions_of
@@ -130,10 +130,10 @@ def _refuse_foreign(path: Path, names: tuple[str, ...]) -> None:
 
 
 def check_encoder(path: Path, manifest: dict, encoder_fingerprint: str | None) -> None:
-    """Raises a RetrievalError where another encoder than this one has built the index."""
+    """Raises OtherEncoderError where another encoder than this one has built the index."""
     built_by = manifest["encoder_fingerprint"]
     if encoder_fingerprint is not None and encoder_fingerprint != built_by:
-        raise RetrievalError(
+        raise OtherEncoderError(
             f"{path}: built by the encoder {built_by[:16]}, asked by {encoder_fingerprint[:16]}; "
             "their inner products mean nothing. Build the index again with this encoder, or use "
             "the checkpoint it was built with.")

@@ -28,6 +28,10 @@ class VectorError(RetrievalError, NotFiniteError):
     """A vector that is not finite or too large."""
 
 
+class OtherEncoderError(RetrievalError):
+    """An index was built by another encoder than the one that asks it."""
+
+
 class PassageIdError(RetrievalError):
     """An id of a passage is unknown, or taken; those in the message may look like paths."""
 

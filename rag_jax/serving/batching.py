@@ -60,7 +60,7 @@ class Worker:
     @property
     def compiling(self) -> bool:
         """Whether the thread compiles before the start is over; after `close`, it still may."""
-        return self._thread.is_alive() and not self.ready
+        return self._thread.is_alive() and not self.ready and self.failure is None
 
     @property
     def waiting(self) -> int:

@@ -285,8 +285,9 @@ class Indexes:
         """Opens the newest version of an index and makes that the current one."""
         self._check_reads()
         if name not in self.paths:
-            there = ", ".join(self.paths) or "none, as no index is there any more"
-            raise Refused(f"\"swap\" is {name[:60]!r}: expected one of {there}", field="swap")
+            told = "there is no index any more" if not self.paths else (
+                f"expected one of {', '.join(self.paths)}")
+            raise Refused(f"\"swap\" is {name[:60]!r}: {told}", field="swap")
         return self._changes.submit(self._swap, name)
 
     def edit(self, add: Sequence[Passage], delete: Sequence[str], name: str | None = None

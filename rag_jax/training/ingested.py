@@ -20,7 +20,7 @@ from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.kept import KeptEmbeddings
 from rag_jax.retrieval.manifest import read_manifest
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import Passage, RetrievalError
+from rag_jax.retrieval.protocol import OtherEncoderError, Passage, RetrievalError
 from rag_jax.retrieval.versions import current
 from rag_jax.training import changes, indexing, pretrained, workdir
 from rag_jax.training.job import Job, fingerprint
@@ -151,12 +151,12 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
         raise ConfigError(f"config.retrieval.k=0: {path} answers from its documents; leave the "
                           "field out")
     folder = path / INDEX if index is None else pathlib.Path(index)
-    words = read_manifest(current(folder))["kind"] == "bm25"
-    if index is None and words != overrides.lexical(config):
-        raise ConfigError(f"{path}: the last rag_jax.ingest was interrupted after it had made its "
-                          f"index of {'words' if words else 'vectors'}, for which config.json is "
-                          "not; run it again, with the same fields")
-    opened = indexing.open_host_index(folder, overrides.lexical(config))
+    try:
+        opened = indexing.open_host_index(folder, overrides.lexical(config))
+    except RetrievalError:
+        if index is None:
+            _check_kind(path, overrides.lexical(config))
+        raise
     check_k(config, opened, folder)
     job, named = _job(config, path), towers(config)
     if "generator" in named:
@@ -166,4 +166,20 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
         check_tokens(opened, job.prepared, "run rag_jax.ingest again, with every field that is set "
                      "here")
     defaults = pretrained.generation_defaults(config, config.model.sources.get("generator"))
-    return open_untrained(job, job.config, named, indexing.with_words(job, opened), defaults)
+    try:
+        return open_untrained(job, job.config, named, indexing.with_words(job, opened), defaults)
+    except OtherEncoderError as error:
+        raise ConfigError(f"{error} For its own index, run rag_jax.ingest again on {path}, with "
+                          "the same fields.") from None
+
+
+def _check_kind(path: pathlib.Path, lexical: bool) -> None:
+    """Raises ConfigError where an ingest was killed between its index and config.json, which are of
+    words and of vectors, or the other way round."""
+    words = lexical
+    with contextlib.suppress(RetrievalError):  # it is damaged
+        words = read_manifest(current(path / INDEX))["kind"] == "bm25"
+    if words != lexical:
+        raise ConfigError(f"{path}: the last rag_jax.ingest was interrupted after it had made its "
+                          f"index of {'words' if words else 'vectors'}, for which config.json is "
+                          "not; run it again, with the same fields") from None

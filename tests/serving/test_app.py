@@ -438,6 +438,7 @@ def test_a_free_port_is_the_one_that_is_printed(served, capsys):
 def test_ctrl_c_ends_it_at_once_while_it_compiles(served, monkeypatch):
     """The interpreter ended under the thread that compiled, by a segmentation fault."""
     def interrupted(web, sockets):
+        sockets[0].close()
         raise KeyboardInterrupt
 
     class Left(Exception):
@@ -831,7 +832,7 @@ def test_an_index_of_another_folder_has_a_name_of_its_own(
     with pytest.raises(Refused, match="expected one of 2016, 2018$"):
         there.swap("outside")
     monkeypatch.setattr(there, "_of_workdir", lambda rag: {})
-    with pytest.raises(Refused, match="expected one of none, as no index is there any more"):
+    with pytest.raises(Refused, match="'outside': there is no index any more$"):
         there.swap("outside")
     with pytest.raises(Refused, match="is not there any more: there is none$"):
         there._path("outside")
