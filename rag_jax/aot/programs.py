@@ -118,10 +118,7 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
     Raises:
       ConfigError: something cannot be compiled, or an argument has no effect.
     """
-    if unknown := set(policies) - {"none", *REMAT_POLICIES}:
-        raise ConfigError(f"--remat={','.join(policies)}: no "
-                          f"{', '.join(sorted(name or '(empty)' for name in unknown))}; there are "
-                          "none, dots, narrow, full")
+    check_names("--remat", policies, ("none", *reversed(REMAT_POLICIES)))
     changes = {POLICY + policy: {"model.retriever.remat": policy, "model.generator.remat": policy}
                for policy in policies} or {"": {}}
     job, tables = job_of(config, mesh), None
@@ -144,6 +141,14 @@ def programs(config: Config, mesh: Mesh, hosts: int = 1, passages: int = 0,
                 yield program._replace(name=program.name + suffix)
         if {"evaluate", "decode"} & set(kinds):
             yield from _answering(run_job, run, kinds)
+
+
+def check_names(flag: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises ConfigError where a flag lists a name that is not known."""
+    if unknown := set(names) - set(known):
+        raise ConfigError(f"{flag}={','.join(names)}: no "
+                          f"{', '.join(sorted(name or '(empty)' for name in unknown))}; there are "
+                          f"{', '.join(known)}")
 
 
 def _check(job: Job, passages: int, kinds: Sequence[str], source_tokens: int) -> None:

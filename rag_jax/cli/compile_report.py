@@ -42,10 +42,7 @@ def main(argv: list[str] | None = None) -> str | None:
     from rag_jax.aot import chips, programs, report
 
     kinds = options.programs.split(",") if options.programs else programs.KINDS
-    if unknown := set(kinds) - set(programs.KINDS):
-        raise ConfigError(f"--programs={options.programs}: no "
-                          f"{', '.join(sorted(name or '(empty)' for name in unknown))}; there are "
-                          f"{', '.join(programs.KINDS)}")
+    programs.check_names("--programs", kinds, programs.KINDS)
     _check_values(options, kinds, config.retrieval.where == "device")
     devices = chips.devices_of(options.topology)
     chip = chips.CHIPS.get(devices[0].device_kind)

@@ -207,9 +207,8 @@ def _is_read(name: str, retriever: str, indexes: bool) -> bool:
 def _is_joined(name: str, config: Config) -> bool:
     """Whether a run reads a field of JOINING: one that joins words with embeddings, by scores if it
     weighs them."""
-    retrieval = config.retrieval
-    return bool(retrieval.k) and retrieval.retriever == "hybrid" and (
-        name == "retrieval.fusion" or retrieval.fusion == "convex")
+    return bool(config.retrieval.k) and config.retrieval.retriever == "hybrid" and (
+        name == "retrieval.fusion" or not overrides.by_ranks(config))
 
 
 def _check_learned_weight(config: Config, trained: Config, path: pathlib.Path) -> None:
