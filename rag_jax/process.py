@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import errno
 import functools
 import importlib.metadata
 import importlib.util
@@ -14,7 +15,7 @@ import traceback
 from collections.abc import Callable
 
 import rag_jax
-from rag_jax import hosts, signals
+from rag_jax import files, hosts, signals
 from rag_jax.errors import Preempted, UserError
 from rag_jax.visible import visible_lines
 
@@ -64,7 +65,7 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
         _leave_stdout()
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
-        return f"error: {visible_lines(_message(error))}"
+        return f"error: {visible_lines(files.as_published(_message(error)))}"
     except Preempted as reason:
         _ignore_signals()
         try:
@@ -90,10 +91,12 @@ def _outcome(main: Callable[[], int | None]) -> int | str | None:
 
 def _message(error: Exception) -> str:
     """What an error says; one of the operating system names the file first, and has no number."""
-    if isinstance(error, UserError) or error.strerror is None or not error.filename:
+    if isinstance(error, UserError) or error.strerror is None:
         return str(error)
-    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return f"{' -> '.join(names)}: {error.strerror}"
+    names = [str(name) for name in (error.filename, error.filename2) if name]
+    if not names and error.errno == errno.ENOSPC:
+        names = ["standard output, or a file without a name"]
+    return f"{' -> '.join(names)}: {error.strerror}" if names else str(error)
 
 
 def _ignore_signals() -> None:

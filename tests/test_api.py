@@ -601,6 +601,13 @@ def test_vectors_are_those_of_the_index(rag):
         passages[0].id for passages in rag.retrieve(QUESTIONS, 1)]
 
 
+def test_the_copy_of_a_subclass_is_one(uninterrupted):
+    class Mine(rag_jax.Rag):
+        pass
+
+    assert type(copy.copy(Mine(**vars(rag_jax.load(uninterrupted))))) is Mine
+
+
 def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     rag = rag_jax.load(uninterrupted)
     before = copy.copy(rag)

@@ -23,7 +23,10 @@ from rag_jax import config as configs
     (OSError(errno.EXDEV, "Invalid cross-device link", "a", None, "b"),
      "error: a -> b: Invalid cross-device link"),
     (OSError(errno.ENOSPC, "No space left on device"),
-     "error: [Errno 28] No space left on device"),
+     "error: standard output, or a file without a name: No space left on device"),
+    (OSError(errno.EINTR, "Interrupted"), "error: [Errno 4] Interrupted"),
+    (errors.UserError(f"save to /w/.x.y.rag_jax-{'ab' * 6}-7-0123abcd/content/z, .u.rag_jax-work"),
+     "error: save to /w/x.y/z, .u.rag_jax-work"),
 ])
 def test_a_mistake_of_the_user_ends_in_one_message(error, told):
     def main():

@@ -6,12 +6,10 @@ Every command is a module of this room: it parses its flags, calls the package a
 import gc
 import importlib
 import logging
-import os
-import pathlib
-import platform
 import sys
 
 import rag_jax
+from rag_jax.cli import compiled
 from rag_jax.errors import near_matches
 
 COMMANDS = {
@@ -51,7 +49,7 @@ def run(name: str, argv: list[str] | None = None) -> None:
     from rag_jax import process
 
     if name != "compile_report":  # whose programs no later command runs
-        _keep_compiled()
+        compiled.keep()
     # Imports and traces create millions of objects that stay. Looking through them for garbage as
     # often as usual, and once more at the end, took a quarter of the time to a first answer.
     gc.set_threshold(100_000, 50, 100)
@@ -60,25 +58,6 @@ def run(name: str, argv: list[str] | None = None) -> None:
         process.run(lambda: importlib.import_module(f"rag_jax.cli.{name}").main(argv))
     finally:
         gc.freeze()
-
-
-def _keep_compiled() -> None:
-    """Lets jax keep what it compiles in the user's cache folder, for the next command to read.
-
-    JAX_COMPILATION_CACHE_DIR names another folder, and with JAX_ENABLE_COMPILATION_CACHE=false
-    nothing is kept. Each machine has a folder, as machines with other processors may share a home.
-    """
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-        folder = pathlib.Path(home) / "rag_jax" / "compiled" / platform.node()
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # a home that cannot be written to, or none at all
-        return
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The record of what the data of a workdir were made from: WORKDIR/data/inputs.json.
 
 It has the fields of the configuration that shape the data, and the size, time and SHA-256 of each
-file that was read. Contents are compared; a file of the same size and time is not read again.
+file that was read. Contents are compared; a file that has not changed since is not read again.
 """
 
 import hashlib
@@ -103,11 +103,14 @@ def _contents(name: str, source: str, data_dir: str) -> tuple[str, dict[str, pat
 def entry(path: pathlib.Path, known: Mapping[str, Any] | None) -> dict[str, Any]:
     """The record of one file.
 
-    known: an earlier one of this path, which is taken over where size and time are the same.
+    known: an earlier one of this path, which is taken over where size and time are the same, and
+      where nothing has been put in the file's place with the time of the one before (by tar or
+      rsync), as its ctime tells.
     """
     status, now = path.stat(), time.time_ns()
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
     if known and (known["bytes"], known["mtime_ns"]) == (status.st_size, status.st_mtime_ns) and (
-            known["read_ns"] - status.st_mtime_ns > _SETTLED_NS):
+            known["read_ns"] - changed > _SETTLED_NS):
         return dict(known)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()

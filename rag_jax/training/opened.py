@@ -81,7 +81,7 @@ class Rag:
         return f"Rag({str(self.job.workdir)!r}, run={self.run!r})"
 
     def __copy__(self) -> "Rag":
-        return Rag(**vars(self))
+        return type(self)(**vars(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a Rag holds devices and open files: it cannot be pickled, nor copied "

@@ -76,9 +76,11 @@ def _start(config: Config, workdir: pathlib.Path) -> None:
         if refused:
             shown = "\n".join(f"  config.{name}: {value(earlier, name)!r} there, "
                               f"{value(config, name)!r} now" for name in refused)
+            moved = "; at the old name of a folder that has moved, a link to it will do" * any(
+                name.endswith(".pretrained") for name in refused)
             raise ConfigError(f"{workdir} was started with another configuration:\n{shown}\n"
                               "use the same values (--config and fields of the command before), or "
-                              "another --workdir")
+                              f"another --workdir{moved}")
         config = dataclasses.replace(
             config, runs=tuple(dict.fromkeys((*earlier.runs, *config.runs))))
     elif stages_in(workdir):

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from rag_jax import cli, process
 from rag_jax import config as configs
+from rag_jax import process
 from rag_jax.cli import flags, reproduce, train
 from rag_jax.config import ConfigError, config_files, overrides
 from rag_jax.errors import Preempted
@@ -430,26 +430,3 @@ def test_counts_are_whole_numbers_in_order():
     for text in ("5,", "0", "-1", "a", "1.5"):
         with pytest.raises(argparse.ArgumentTypeError, match="must be whole numbers from 1"):
             flags.counts(text)
-
-
-@pytest.mark.parametrize("given, kept", [({}, "cache/rag_jax/compiled/"),
-                                         ({"JAX_COMPILATION_CACHE_DIR": "mine"}, "mine")])
-def test_what_is_compiled_is_kept_where_the_user_says(given, kept, tmp_path, monkeypatch):
-    """Every command compiled for seconds what the one before it had compiled."""
-    monkeypatch.setattr(cli.os, "environ", {"XDG_CACHE_HOME": str(tmp_path / "cache"), **given})
-    cli._keep_compiled()
-    assert kept in cli.os.environ["JAX_COMPILATION_CACHE_DIR"]
-    monkeypatch.setattr(cli.os, "environ", {"XDG_CACHE_HOME": "/dev/null"})
-    cli._keep_compiled()
-    assert "JAX_COMPILATION_CACHE_DIR" not in cli.os.environ
-
-
-def test_a_user_without_a_home_keeps_nothing_that_is_compiled(monkeypatch):
-    """In a container whose user has no entry, every command ended in a traceback."""
-    def no_entry(uid):
-        raise KeyError(uid)
-
-    monkeypatch.setattr("pwd.getpwuid", no_entry)
-    monkeypatch.setattr(cli.os, "environ", {})
-    cli._keep_compiled()
-    assert cli.os.environ == {}

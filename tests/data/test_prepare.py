@@ -53,10 +53,14 @@ def own(tmp_path_factory):
     """(config, workdir) with its data prepared; not to be changed."""
     folder = tmp_path_factory.mktemp("own")
     config = own_config(folder)
-    for file in folder.iterdir():  # a file that has just changed would be read once more
-        os.utime(file, ns=(0, 10**18))
     prepare(config, folder / "work")
     return config, folder / "work"
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """A file that has just changed is not read once more."""
+    monkeypatch.setattr(preparing.inputs, "_SETTLED_NS", -1)
 
 
 def files(folder):
@@ -106,7 +110,7 @@ def test_token_tables_are_made_with_the_tokenizers_and_lengths_of_the_workdir(ow
     assert prepared.generator_tokenizer.decode(prepared.generator_tokenizer.encode(["Ü"])[0]) == "Ü"
 
 
-def test_a_second_call_changes_nothing(own):
+def test_a_second_call_changes_nothing(own, settled):
     before = files(own[1])
     prepare(*own)
     assert files(own[1]) == before
@@ -147,7 +151,7 @@ def test_passages_in_the_tokens_of_an_earlier_version_are_read_no_further(own, m
     ["names.txt", "questions", "memories", "generator_tokenizer"],
     ["names.txt", "questions", "memories", "generator_tokenizer", "retriever_tokenizer"],
 ])
-def test_a_crash_between_two_steps_is_made_good(own, tmp_path, lost):
+def test_a_crash_between_two_steps_is_made_good(own, settled, tmp_path, lost):
     config, work = own
     shutil.copytree(work, tmp_path / "work")
     for name in lost:
@@ -394,6 +398,18 @@ def test_other_test_questions_are_taken_after_training(done, tmp_path):
     assert prepare(config, tmp_path / "other").splits["test"][0].question == "New?"
 
 
+def test_a_file_in_the_place_of_one_of_the_same_size_and_time_is_read(done, tmp_path):
+    """The questions of the file before were answered: archives set the times of their files."""
+    config, work = done
+    file = tmp_path / "train.jsonl"
+    os.utime(file, ns=(0, 10**18))
+    prepare(config, work)
+    file.write_text(file.read_text().replace("Peru", "Cuba"))
+    os.utime(file, ns=(0, 10**18))
+    questions = [one.question for one in prepare(config, work).splits["train"]]
+    assert any("Cuba" in question for question in questions)
+
+
 @pytest.mark.parametrize("damaged", ["test.jsonl", "train.jsonl"])
 def test_files_that_cannot_be_read_leave_what_was_made_of_the_earlier_ones(done, tmp_path, damaged):
     """The trained workdir could not be opened any more, and was told to go on training."""
@@ -412,7 +428,7 @@ def test_files_that_cannot_be_read_leave_what_was_made_of_the_earlier_ones(done,
     assert open_prepared(config, work).splits["test"] == earlier
 
 
-def test_contents_are_compared_and_not_times(done, tmp_path, monkeypatch):
+def test_contents_are_compared_and_not_times(done, settled, tmp_path, monkeypatch):
     """A copied or touched file is the same one; one that has not been touched is not read."""
     config, work = done
     for name in ("passages.tsv", "train.jsonl", "dev.jsonl"):

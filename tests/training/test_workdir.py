@@ -87,6 +87,7 @@ def test_another_value_of_a_field_that_shapes_the_model_is_refused(tmp_path, nam
     earlier, now = overrides.value(base, name), overrides.value(changed, name)
     assert f"config.{name}: {earlier!r} there, {now!r} now" in str(error.value)
     assert str(tmp_path) in str(error.value)
+    assert str(error.value).endswith("a link to it will do") is name.endswith(".pretrained")
     assert workdir.read(tmp_path) == base, "the refused command must leave no trace"
 
 
