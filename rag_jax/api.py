@@ -36,7 +36,7 @@ from rag_jax.training import run as training
 from rag_jax.training import workdir as workdirs
 from rag_jax.training.ingested import open_ingested
 from rag_jax.training.job import Index, Job, fingerprint
-from rag_jax.training.opened import Path, Rag, check_recall_questions
+from rag_jax.training.opened import Path, Questions, Rag, check_recall_questions
 from rag_jax.training.run_index import open_index, placed
 from rag_jax.training.untrained import check_parts, open_untrained, untrained_job
 
@@ -242,7 +242,7 @@ def train(config: Config | Path, workdir: Path,
 
 
 def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: str | None = None,
-                queries: str | None = None, overwrite: bool = False,
+                queries: Path | None = None, overwrite: bool = False,
                 config: Config | Mapping[str, Any] | None = None) -> Index:
     """Indexes the passages of a file for a run: by its document encoder, or their words for BM25.
 
@@ -293,24 +293,23 @@ def build_index(passages: Path, out: Path, workdir: Path | None = None, *, run: 
 
 def update_index(index: Path, workdir: Path | None = None, *,
                  add: Path | Passages = (), delete: str | Iterable[str] = (),
-                 run: str | None = None, queries: str | None = None, compact: bool | None = None,
+                 run: str | None = None, queries: Questions | None = None,
+                 compact: bool | None = None,
                  config: Config | Mapping[str, Any] | None = None) -> Index:
     """Adds passages to an index and deletes others from it; see `Rag.edit`.
 
     Args:
       index: folder of an index, or name of one in the workdir.
       workdir, run, config: as for `load`.
-      queries: file of questions on which to measure recall; None = the dev questions.
-      add, delete, compact: as for `Rag.edit`.
+      add, delete, queries, compact: as for `Rag.edit`.
     """
     rag = load(workdir, run, index=index, config=config)
-    asked = load_examples(queries, data_dir=rag.config.data.data_dir) if queries else None
-    rag.edit(add, delete, queries=asked, compact=compact)
+    rag.edit(add, delete, queries=queries, compact=compact)
     return rag.index
 
 
 def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.Path,
-           queries: str | None, overwrite: bool) -> Index:
+           queries: Path | None, overwrite: bool) -> Index:
     """trained: the folder of the run whose encoders embed; None = the encoders of job.config."""
     check_recall_questions(job, queries)
     asked = load_examples(queries, data_dir=job.config.data.data_dir) if queries else None

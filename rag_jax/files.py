@@ -404,14 +404,23 @@ def check_parent(path: pathlib.Path, make_parents: bool = True) -> None:
     Arguments and errors as of `check_place`, of its folder alone.
     """
     folder = path.absolute().parent
-    while make_parents and not folder.exists():
+    while make_parents and not os.path.lexists(folder):
         folder = folder.parent
-    if folder.exists() and not folder.is_dir():
-        raise FolderError(f"{path}: {folder} is a file, not a folder; name another")
+    if what := in_the_way(folder):
+        raise FolderError(f"{path}: {what}; name another")
     if not folder.is_dir():
         raise FolderError(f"{path}: there is no folder {folder}; make it, or name another")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise FolderError(f"{path}: {folder} may not be written into; name another folder")
+
+
+def in_the_way(folder: pathlib.Path) -> str:
+    """What is in the place of a folder and is none, in words; "" = nothing."""
+    if folder.is_dir() or not os.path.lexists(folder):
+        return ""
+    if folder.exists():
+        return f"{folder} is a file, not a folder"
+    return f"{folder} is a link to {os.readlink(folder)}, which is not there"
 
 
 def check_own(folder: pathlib.Path, own: Sequence[str]) -> None:

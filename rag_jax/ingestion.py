@@ -247,7 +247,7 @@ class _Ingestion:
         reading = Reading(
             entries, unreadable | kept, self.chunking, self.source, with_text(usable))
         edits = same and not lexical and bool(with_text(kept))
-        embedded = self._make(reading, index, gone if edits else None)
+        embedded, made = self._make(reading, index, gone if edits else None)
         self.stay |= reading.stay
         kept |= {name: usable[name] for name in reading.stay}
         files = reading.files if same_tokens else {
@@ -255,8 +255,7 @@ class _Ingestion:
             for name, file in reading.files.items()}
         self._write_config()
         record_files.write(self.path, Record(
-            str(self.source), divided_by, made_by, MANIFEST.read(current(self.path / INDEX))[1],
-            files))
+            str(self.source), divided_by, made_by, made, files))
         return self._result(files, kept, embedded)
 
     def _tokens(self) -> dict[str, Any]:
@@ -334,7 +333,8 @@ class _Ingestion:
             return None
         return index
 
-    def _make(self, reading: Reading, index: IndexFolder | None, gone: list[str] | None) -> int:
+    def _make(self, reading: Reading, index: IndexFolder | None, gone: list[str] | None
+              ) -> tuple[int, str]:
         """Publishes an index of all files, or edits the current one.
 
         Args:
@@ -344,7 +344,7 @@ class _Ingestion:
             unreadable now; None = make an index of all files.
 
         Returns:
-          How many passages were embedded.
+          How many passages were embedded, and the digest of the index's manifest.
         """
         maker: Any = _Words(self.config)
         if self.config.model.sources:
@@ -363,7 +363,7 @@ class _Ingestion:
                 maker.edit(added, [each for name in gone if name not in reading.stay
                                    for each in passage_ids(name, self.earlier.files[name])], out)
             remove_old(out)  # only now: embeddings were taken over from the version before
-        return maker.embedded
+            return maker.embedded, MANIFEST.read(current(out))[1]
 
     def _result(self, records: FileRecords, kept: FileRecords, embedded: int) -> Ingested:
         texts, before = with_text(records), self.earlier.files if self.earlier else {}

@@ -132,10 +132,33 @@ def own(folder: pathlib.Path, waits: bool = False) -> Iterator[None]:
         yield
     finally:
         try:
-            if _held.pop(key, None):
+            if _held.pop(key, None) and _is_ours(holder):
                 holder.unlink(missing_ok=True)
         finally:
             lock.release()
+
+
+def check_held(folder: pathlib.Path) -> None:
+    """Checks that a folder that this process has locked, if it has, still has its name.
+
+    Raises:
+      UserError: it was moved, and there is none of its name now, or that of another process.
+    """
+    locked = any(held == os.path.realpath(folder) for held, _ in [*_held])
+    if locked and not _is_ours(folder / _HOLDER):
+        raise UserError(f"{folder}: was moved, or replaced, while this process wrote there; give "
+                        "the command again with the name that it has now")
+
+
+def _is_ours(holder: pathlib.Path) -> bool:
+    """Whether the file names this process, or was removed from a folder that is still there."""
+    try:
+        named = json.loads(holder.read_text("utf-8"))
+        return (named["host"], named["pid"]) == (socket.gethostname(), os.getpid())
+    except FileNotFoundError:
+        return holder.with_name(".lock").exists()
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # what is written next tells more
 
 
 def _describe(holder: pathlib.Path) -> str:

@@ -1,6 +1,8 @@
 """Text from data as it may be shown: nothing in it controls the terminal, sheet or page."""
 
+import contextlib
 import html
+import os
 import pathlib
 import re
 import shlex
@@ -26,6 +28,16 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """`visible` of every line of a text; the line ends stay."""
     return "\n".join(map(visible, text.split("\n")))
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether a bar can be drawn on a stream again and again. A program may have put a stream of
+    its own in the place of stderr, without isatty, or None; a terminal without lines shows none."""
+    if not getattr(stream, "isatty", bool)():
+        return False
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).lines > 0
+    return True
 
 
 def shown_path(path: pathlib.Path) -> str:

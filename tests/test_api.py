@@ -29,9 +29,8 @@ from rag_jax.hub.load import HubError
 from rag_jax.retrieval.hybrid import WORDS
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.protocol import Passage, RetrievalError
-from rag_jax.training import changes, pretrained, run_index, workdir
+from rag_jax.training import changes, indexing, pretrained, run_index, workdir
 from rag_jax.training.job import Job
-from rag_jax.training.run_index import check_tokens
 
 UNUSABLE = ("x" * 300, "x/" * 3000, "x\0y")  # names that no folder can have
 TOWERS = {"model.generator.pretrained": "a/b", "model.retriever.pretrained": "a/b"}
@@ -82,7 +81,7 @@ def path(tmp_path, monkeypatch):
         f"parameters of {run}", {"encoder_fingerprint": "f"}))
     monkeypatch.setattr(run_index.indexing.PassageIndex, "open",
                         lambda folder, *_, **__: Opened(folder.name))
-    monkeypatch.setattr(run_index, "check_tokens", lambda *given: None)
+    monkeypatch.setattr(indexing, "check_tokens", lambda *given: None)
     monkeypatch.setattr(run_index.on_device, "open_index", lambda *given: given[-1])
     return tmp_path
 
@@ -333,6 +332,21 @@ def test_a_training_that_ended_before_its_first_checkpoint_is_to_go_on(path, mon
         api.load(path, "rag_token")
 
 
+def test_an_index_that_training_makes_at_its_end_is_waited_for(tmp_path, monkeypatch):
+    """Whoever evaluated meanwhile was told to build one, with a command that does not."""
+    workdir.start(overrides.replace(Config(), {
+        "train.document_encoder": "refresh", "train.steps": 7}), tmp_path)
+    (tmp_path / "rag_token" / "3").mkdir(parents=True)
+    job = types.SimpleNamespace(config=workdir.read(tmp_path), workdir=tmp_path, trains_with="now",
+                                model=types.SimpleNamespace(lexical=False))
+    monkeypatch.setattr(pretrained, "check_trained", lambda run: None)
+    with pytest.raises(ConfigError, match="has taken 3 of 7 steps, and its index is made after"):
+        run_index.open_index(job, "rag_token", None)
+    (tmp_path / "rag_token" / "7").mkdir()
+    with pytest.raises(RetrievalError, match="now"):
+        run_index.open_index(job, "rag_token", None)
+
+
 def test_an_index_stays_where_it_was_when_it_was_opened(path, monkeypatch):
     """After os.chdir an edit went to the index of that name in the other folder."""
     opened = []
@@ -365,9 +379,11 @@ def test_an_index_is_built_for_a_run_as_it_is(path, monkeypatch):
     api.build_index(path / "p.tsv", path / "out", path, run="rag_sequence")
     assert (path / "out.passages").is_dir()
     assert asked[0].kind == "sequence" and asked[1] == path / "rag_sequence"
-    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):  # it was after all was written
-        api.build_index(path / "p.tsv", path / "other", path, run="rag_sequence",
-                        queries=str(path / "none.jsonl"))
+    for queries, error, told in ((path / "none.jsonl", FileNotFoundError, r"none\.jsonl"),
+                                 (["Who?"], DataError, "'Who[?]'.* names no file")):
+        with pytest.raises(error, match=told):  # it was after all was written
+            api.build_index(path / "p.tsv", path / "other", path, run="rag_sequence",
+                            queries=queries)
     assert not (path / "other").exists()
 
 
@@ -754,7 +770,7 @@ def test_a_checkpoint_of_hugging_face_answers_without_a_workdir(rag, uninterrupt
         rag_jax.load(folder / "document_encoder", index=index)
     with pytest.raises(ConfigError, match="not in the tokens of this generator"):
         opened.job.prepared.format.tokenizer = opened.job.prepared.retriever_tokenizer
-        check_tokens(opened.index, opened.job.prepared)
+        indexing.check_tokens(opened.index, opened.job.prepared)
 
 
 @pytest.mark.parametrize("name, given, told", [

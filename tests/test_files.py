@@ -131,7 +131,11 @@ def test_a_place_that_cannot_be_written_to_is_named_before_the_work(tmp_path, mo
     files.check_place(tmp_path / "b" / "c" / "a", make_parents=True)
     assert not any(tmp_path.iterdir())
     (tmp_path / "file").write_text("")
-    for path, parents, says in ((tmp_path / "b" / "a", False, "no folder .*b; make it"),
+    (tmp_path / "link").symlink_to("disk")
+    for path, parents, says in ((tmp_path / "link" / "a", True, "link is a link to disk, which is"),
+                                (tmp_path / "link" / "b" / "a", True, "link is a link to disk"),
+                                (tmp_path / "link" / "a", False, "link is a link to disk, which"),
+                                (tmp_path / "b" / "a", False, "no folder .*b; make it"),
                                 (tmp_path / "file" / "a", True,
                                  "file is a file, not a folder; name another"),
                                 (tmp_path, False, "is a folder; name a file"),

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import jax
@@ -15,7 +16,7 @@ import pytest
 from tokenizers import normalizers
 
 import rag_jax
-from rag_jax import conversion, hosts, ingest_config, ingestion
+from rag_jax import conversion, hosts, ingest_config, ingestion, locks
 from rag_jax.cli import evaluate, generate, ingest, verify
 from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, config_files, overrides
 from rag_jax.data import tokenizer_file
@@ -34,6 +35,7 @@ from rag_jax.hub.load import abstract
 from rag_jax.hub.save import save
 from rag_jax.retrieval import publish
 from rag_jax.retrieval.device import DeviceIndex
+from rag_jax.retrieval.editing import edit_words
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.json_files import JSON_BYTES, write_sealed
 from rag_jax.retrieval.manifest import open_folder
@@ -874,6 +876,55 @@ def test_an_index_is_swapped_in_where_it_has_the_generators_tokens(folder, tmp_p
     finds = rag_jax.load(tmp_path / "finds")
     finds.swap(tmp_path / "answers" / "index")
     assert finds.retrieve("What is the capital of Norway?", k=1)[0][0].title == "Norway"
+
+
+def test_an_edit_adds_no_passage_in_the_tokens_of_another_generator(folder, tmp_path, towers):
+    """The index had been made again for another generator while this one was open: it got passages
+    in the tokens of both, and answered from them."""
+    named = {"model.generator.pretrained": towers["model.generator.pretrained"]}
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **named})
+    rag = rag_jax.load(tmp_path / "run")
+    train_bart_tokenizer(["Another town is in another country."] * 3, 300).save(tmp_path / "other")
+    rag_jax.ingest(folder, tmp_path / "run", config={
+        "data.generator_tokenizer": str(tmp_path / "other")})
+    with pytest.raises(ConfigError, match="index/versions/.: .* not in the tokens of this gener"):
+        rag.add([("n", "Cuba", "Havana is in Cuba.")])
+    assert "n" not in {*rag_jax.load(tmp_path / "run").index.passages.ids()}
+
+
+def test_an_edit_by_another_name_of_the_index_waits_for_the_workdir(folder, tmp_path):
+    """While ingest ran, one came through a link, and was kept as if ingest had made it."""
+    rag_jax.ingest(folder, tmp_path / "run")
+    (tmp_path / "link").symlink_to(tmp_path / "run" / "index")
+    rag = rag_jax.load(tmp_path / "run", index=str(tmp_path / "link"))
+    with ThreadPoolExecutor(1) as other, locks.own(tmp_path / "run"), pytest.raises(
+            locks.InUseError, match="run: another thread of this process is writing here"):
+        other.submit(rag.add, [("n", "Cuba", "Havana is in Cuba.")]).result()
+
+
+def test_what_is_published_after_the_index_of_an_ingest_is_not_taken_for_its_own(
+        folder, tmp_path, monkeypatch):
+    """A passage of no document stayed, and one of a document was missing, as long as no document
+    changed."""
+    write = ingestion._Ingestion._write_config
+
+    def edited(self):
+        edit_words(self.path / "index", None, ["kenya.txt#1"])
+        write(self)
+
+    monkeypatch.setattr(ingestion._Ingestion, "_write_config", edited)
+    rag_jax.ingest(folder, tmp_path / "run")
+    monkeypatch.undo()
+    rag_jax.ingest(folder, tmp_path / "run")
+    assert "kenya.txt#1" in {*rag_jax.load(tmp_path / "run").index.passages.ids()}
+
+
+@pytest.mark.parametrize("stream", [None, SimpleNamespace(write=print, flush=print)])
+def test_a_program_may_have_put_a_stream_of_its_own_in_the_place_of_stderr(
+        folder, tmp_path, monkeypatch, stream):
+    """It ended with "object has no attribute 'isatty'", as notebooks and services have streams."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert rag_jax.ingest(folder, tmp_path / "run").files == 4
 
 
 def test_what_is_trained_on_questions_answers_from_the_documents(folder, tmp_path, towers, capsys):

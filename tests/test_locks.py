@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 
 import jax
 import pytest
@@ -80,6 +81,25 @@ def test_a_thread_may_ask_twice_and_another_may_not(tmp_path):
     assert len(refused) == 1 and f"{tmp_path}: another thread of this process is" in refused[0]
     second()
     assert len(refused) == 1, "freed at the end of the outer one"
+
+
+@pytest.mark.parametrize("then, moved", [
+    ("", False), ("cleaned", False), ("gone", True), ("another's", True)])
+def test_a_folder_that_was_moved_is_no_longer_written_into(tmp_path, then, moved):
+    """A training made the old name again and wrote there, beside the one that had begun there."""
+    folder = tmp_path / "run"
+    locks.check_held(folder)
+    with locks.exclusive(folder):
+        if moved:
+            folder.rename(tmp_path / "moved")
+        if then == "cleaned":
+            (folder / ".lock.json").unlink()
+        if then == "another's":
+            folder.mkdir()
+            (folder / ".lock.json").write_text(json.dumps({"host": "other", "pid": os.getpid()}))
+        with pytest.raises(UserError, match="run: was moved") if moved else nullcontext():
+            locks.check_held(folder)
+    assert (folder / ".lock.json").exists() == (then == "another's")
 
 
 def test_a_file_is_no_folder(tmp_path):

@@ -1,10 +1,19 @@
 """What data hold cannot steer a terminal, a spreadsheet or a page."""
 
+import io
+import os
 import unicodedata
 
 import pytest
 
-from rag_jax.visible import csv_cell, markdown, shortened, visible, visible_lines
+from rag_jax.visible import (
+    csv_cell,
+    is_terminal,
+    markdown,
+    shortened,
+    visible,
+    visible_lines,
+)
 
 
 def test_what_steers_a_terminal_becomes_an_escape():
@@ -52,3 +61,16 @@ def test_cells_that_are_no_formulas_stay():
 
 def test_markdown_holds_no_html_link_or_end_of_cell():
     assert markdown("<b>&|[x](javascript:y)") == r"&lt;b&gt;&amp;\|[x]\(javascript:y)"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_bars_are_drawn_on_terminals_that_have_lines():
+    """tqdm draws nothing where a terminal tells no size, as some in containers do, and a stream of
+    a notebook may not know what a terminal is."""
+    import termios
+
+    assert not any(map(is_terminal, (None, io.StringIO(), object())))
+    for lines in (0, 24):
+        with open(os.openpty()[1], "w") as stream:
+            termios.tcsetwinsize(stream.fileno(), (lines, 80))
+            assert is_terminal(stream) is (lines > 0)

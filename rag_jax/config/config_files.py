@@ -15,6 +15,7 @@ import pathlib
 import runpy
 import sys
 import traceback
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -80,7 +81,11 @@ def _run_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     sys.path.insert(0, beside)
     try:
         with _mistakes_named(path, file):
-            yield argument, runpy.run_path(str(file))
+            names = runpy.run_path(str(file))
+            module = types.ModuleType(names["__name__"])  # where a dataclass looks for its names
+            vars(module).update(names, __file__=str(file.absolute()))
+            sys.modules[module.__name__] = module
+            yield argument, names
     finally:
         with contextlib.suppress(ValueError):  # the file may have edited the list
             sys.path.remove(beside)
@@ -121,8 +126,10 @@ def _mistakes_named(path: str, file: pathlib.Path) -> Iterator[None]:
     except UserError:
         raise
     except SyntaxError as error:
-        raise ConfigError(f"--config={path}: {error.filename or file}:{error.lineno}: "
-                          f"{error.msg}: {(error.text or '').strip()}") from None
+        line = f":{error.lineno}" if error.lineno else ""
+        text = f": {error.text.strip()}" if error.text else ""
+        raise ConfigError(f"--config={path}: {error.filename or file}{line}: {error.msg}{text}"
+                          ) from None
     except (Exception, SystemExit) as error:
         folder = str(file.absolute().parent)
         frames = [f"{f.filename}:{f.lineno}: {f.line}"

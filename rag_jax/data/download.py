@@ -7,6 +7,7 @@ import itertools
 import os
 import pathlib
 import re
+import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -16,6 +17,7 @@ from tqdm import tqdm
 
 from rag_jax import files
 from rag_jax.errors import UserError
+from rag_jax.visible import is_terminal
 
 _CHUNK = 1 << 20  # bytes
 _TIMEOUT = 30.0  # seconds without any data
@@ -154,8 +156,8 @@ def _receive(response: http.client.HTTPResponse, part: pathlib.Path, mode: str,
     start = _size(part) if mode == "ab" else 0
     limit = total if size is None else size
     with (part.open(mode) as file,
-          tqdm(total=total, initial=start, unit="B", unit_scale=True, disable=None,
-               desc=part.stem) as progress):
+          tqdm(total=total, initial=start, unit="B", unit_scale=True, desc=part.stem,
+               disable=not is_terminal(sys.stderr)) as progress):
         while limit is None or file.tell() <= limit:
             wanted = _CHUNK if limit is None else min(_CHUNK, limit + 1 - file.tell())
             data = response.read(wanted)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from rag_jax.retrieval.protocol import Passage, RetrievalError
 from rag_jax.retrieval.store_writing import write_store
 from rag_jax.retrieval.verification import DIGESTS, write_digests
 from rag_jax.steps import made_of_data
+from rag_jax.visible import is_terminal
 
 TokenizerSource = str | pathlib.Path | None
 
@@ -247,7 +249,8 @@ def write_passages(path: pathlib.Path, passages: Iterable[Passage], config: Conf
     encoders = {PASSAGE_TABLE: generator_input} if layout else {}
     if retriever:
         encoders[ENCODER_TABLE] = encoders_input
-    with tqdm(desc=f"passages of {path.name}", unit=" passages", disable=None) as bar:
+    with tqdm(desc=f"passages of {path.name}", unit=" passages",
+              disable=not is_terminal(sys.stderr)) as bar:
         store = write_store(path, passages, encoders, bar.update, source)
     lexical = config.retrieval.retriever == "bm25"
     for cuts, field, value in ((embedded, "max_passage_length", 0 if lexical else longest),
@@ -273,7 +276,7 @@ def _training_examples(train: str, examples: list[Example], store: PassageStore,
         rows = index.search([question], min(DEPTH, index.size)).ids[0]
         return [store[int(row)].text for row in rows]
 
-    shown = tqdm(examples, "Looking for answers in passages", disable=None)
+    shown = tqdm(examples, "Looking for answers in passages", disable=not is_terminal(sys.stderr))
     examples = list(targets_from(shown, retrieve))
     check_trainable(train, examples)
     files.remove_folder(scratch)

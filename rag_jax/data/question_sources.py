@@ -1,5 +1,7 @@
 """`load_examples`: questions with their answers from files, the paper's tasks or TFDS."""
 
+import os
+
 from rag_jax.data.question_files import Example, collect, read_jsonl, read_tsv
 from rag_jax.data.task_files import read_kilt
 from rag_jax.data.task_sources import read_task
@@ -10,7 +12,8 @@ _JSONL_SUFFIXES = (".jsonl", ".jsonl.gz")
 _TSV_SUFFIXES = (".tsv", ".tsv.gz", ".csv", ".csv.gz")
 
 
-def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> list[Example]:
+def load_examples(source: str | os.PathLike[str], *, data_dir: str = "", hidden: bool = False
+                  ) -> list[Example]:
     """Reads all examples of a source, in its order.
 
     Args:
@@ -43,11 +46,14 @@ def load_examples(source: str, *, data_dir: str = "", hidden: bool = False) -> l
             without.
 
     Raises:
-        DataError: unknown kind of source; damaged line (named with file, line and field); no
-            examples; duplicate id; empty question; no answers; unknown data set or split.
+        DataError: no name; unknown kind of source; damaged line (named with file, line and field);
+            no examples; duplicate id; empty question; no answers; unknown data set or split.
         FileNotFoundError: no such file or directory.
         DownloadError: the data can be neither found nor downloaded.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise DataError(f"questions: {source!r:.60} names no file and no data set")
+    source = os.fspath(source)
     if source.startswith("task:"):
         return collect(source, read_task(source, data_dir, hidden), hidden)
     if source.startswith("kilt:"):

@@ -26,6 +26,7 @@ from rag_jax import files
 from rag_jax.data.download import DownloadError
 from rag_jax.data.question_files import LISTS, Example, collect
 from rag_jax.errors import DataError
+from rag_jax.visible import is_terminal
 
 _TFDS_READ_SIZE = 1024  # examples per batched read: ten times faster than single reads
 # Old-layout builders are unknown to `tfds.builder` until their module has been imported.
@@ -159,7 +160,7 @@ def _import_tfds() -> types.ModuleType:
     epy.lazy_imports = _lazy_imports
     import tensorflow_datasets as tfds  # 0.6 s, so only where it is needed
 
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         tfds.disable_progress_bar()
     return tfds
 

@@ -32,6 +32,7 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import LARGEST, Index, RetrievalError, SearchResult
 from rag_jax.retrieval.publish import begin_version, claimed, copy_store, publish_index
 from rag_jax.retrieval.versions import AGAIN, opened
+from rag_jax.visible import is_terminal
 
 METHOD = "lucene"
 LARGEST_K1 = 1e6  # with a larger one, scores are proportional to the number of occurrences
@@ -322,7 +323,7 @@ def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = Fa
 
 def index_words(store: PassageStore, folder: Path, settings: Bm25Settings) -> None:
     """Counts the words of all passages, and writes bm25s's files into a folder."""
-    progress = sys.stderr.isatty()
+    progress = is_terminal(sys.stderr)
     passages = (store[row] for row in range(len(store)))
     words = _words((f"{passage.title} {passage.text}" for passage in passages), settings, progress)
     if not any(words):

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 from rag_jax import files
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import ALONE, Hosts, RetrievalError, check_vectors
+from rag_jax.visible import is_terminal
 
 SHARD_ROWS = 8192  # passages of a shard
 
@@ -74,7 +76,7 @@ def embed_all(store: PassageStore, embedder: PassageEmbedder, file: Path, hosts:
     shard, missing = np.zeros((0, 0), "<f4"), 0
     with tqdm(total=sum(counts[begin] for begin in begins), desc="embedding",
               initial=sum(mark["rows"] for mark in done.values()), unit=" passages",
-              disable=None if embedder.progress and hosts.leads else True) as bar:
+              disable=not (embedder.progress and hosts.leads and is_terminal(sys.stderr))) as bar:
         for rows, result in _results(store, embedder, batches):
             vectors = _checked(store, embedder, rows, result, width)
             begin, width = int(rows[0]) // shard_rows * shard_rows, vectors.shape[1]

@@ -214,7 +214,7 @@ class Checkpointer(contextlib.AbstractContextManager):
         except kind as error:
             self._remove(self.directory.glob(_UNFINISHED))  # makes room on a full disk
             cause = orbax_errors.of_system(error)
-            advice = "check the free space and permissions there"
+            advice = "check the free space, permissions and limits of file sizes there"
             if hosts.count() > 1 and orbax_errors.is_vain_wait(error):
                 advice = f"another process of the job is gone, or the network: {hosts.START_AGAIN}"
             raise CheckpointError(f"Saving a checkpoint to {self.directory} failed ({cause}); "

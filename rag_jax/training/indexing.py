@@ -14,10 +14,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rag_jax import hosts, parallel
-from rag_jax.config import Config
+from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_passages
+from rag_jax.data.prepared import Prepared, has_tokens_of
 from rag_jax.data.question_files import Example
 from rag_jax.models.rag import RagModel
 from rag_jax.models.stack import unstack_layers
@@ -29,7 +30,7 @@ from rag_jax.retrieval.hybrid import WORDS, HybridIndex, matching_rows
 from rag_jax.retrieval.index import PassageIndex
 from rag_jax.retrieval.joined import copy_rows, kept_rows
 from rag_jax.retrieval.kept import KeptEmbeddings
-from rag_jax.retrieval.manifest import open_folder, read_manifest
+from rag_jax.retrieval.manifest import IndexFolder, open_folder, read_manifest
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import Hosts, Passage, RetrievalError
 from rag_jax.retrieval.publish import staging
@@ -175,6 +176,18 @@ def recall_questions(job: Job) -> list[Example]:
     return [dev[row] for row in sorted(drawn)]
 
 
+def check_tokens(index: Index | IndexFolder, prepared: Prepared, remedy: str = "build an index for "
+                 "it (in a workdir of rag_jax.ingest, remove its index and run that again)"
+                 ) -> None:
+    """Raises ConfigError where an index has no tokens for a generator, or those of another one."""
+    if PASSAGE_TABLE not in index.passages.token_tables:
+        raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
+                          "tokens that one reads; build an index for this one")
+    if not has_tokens_of(index.passages, prepared.format):
+        raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator, as "
+                          f"this version of rag_jax writes them; {remedy}")
+
+
 def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
                   add: Iterable[Passage], delete: Sequence[str], recall: RecallSettings,
                   compact: bool | None, least: int) -> Index:
@@ -185,6 +198,9 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
       out: folder of the index.
       embedder: of the encoder that built it; None = an index of words.
       add, delete, recall, compact, least: see `editing.edit_index`.
+
+    Raises:
+      ConfigError: the index has the tokens of another generator by now.
     """
     tables = open_folder(current(out)).passages.token_tables  # raises where there is no index
     prepared = job.prepared
@@ -192,6 +208,8 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
     def edited() -> Index:
         if hosts.leads():
             with staging(out) as folder:
+                if PASSAGE_TABLE in tables:  # which another process may have made anew
+                    check_tokens(open_folder(current(out)), prepared)
                 passages, store = iter(add), None
                 first = list(itertools.islice(passages, 1))
                 if first:

@@ -25,7 +25,7 @@ from rag_jax.retrieval.versions import current
 from rag_jax.training import changes, indexing, pretrained, workdir
 from rag_jax.training.job import Job, fingerprint
 from rag_jax.training.opened import Rag
-from rag_jax.training.run_index import check_k, check_tokens
+from rag_jax.training.run_index import check_k
 from rag_jax.training.untrained import check_parts, open_untrained, towers, untrained_job
 from rag_jax.types import Params
 
@@ -163,8 +163,8 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
         if PASSAGE_TABLE not in opened.passages.token_tables:
             raise ConfigError(f"{folder}: was made without a generator; run rag_jax.ingest again "
                               "with the same config.model.generator.pretrained")
-        check_tokens(opened, job.prepared, "run rag_jax.ingest again, with every field that is set "
-                     "here")
+        indexing.check_tokens(opened, job.prepared, "run rag_jax.ingest again, with every field "
+                              "that is set here")
     defaults = pretrained.generation_defaults(config, config.model.sources.get("generator"))
     try:
         return open_untrained(job, job.config, named, indexing.with_words(job, opened), defaults)

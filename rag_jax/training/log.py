@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import BinaryIO, TextIO
 
 from rag_jax import files
+from rag_jax.visible import is_terminal
 
 _LINE_SECS = 10.0  # longest silence of the plain progress log while steps are being made
 _FLUSH_SECS = 10.0  # the longest that events stay in the memory of the process
@@ -223,7 +224,7 @@ class Progress(contextlib.AbstractContextManager):
         self._line_step, self._line_time, self._first = initial, clock(), initial + 1
         self._bar, self._shown = None, {}
         self._active = active
-        if active and self._stream.isatty():
+        if active and is_terminal(self._stream):
             from tqdm import tqdm
 
             self._bar = tqdm(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from rag_jax import hosts, parallel, steps
+from rag_jax import hosts, locks, parallel, steps
 from rag_jax.errors import NotFiniteError, Preempted, UserError
 from rag_jax.training import tree_record
 from rag_jax.training.checkpoint import BEST_METRIC, Checkpointer
@@ -338,6 +338,7 @@ class _Loop:
     def save(self, step: int, state: TrainState, metrics: Mapping[str, float] | None = None
              ) -> None:
         """Saves the state after `step` steps, unless that is saved already."""
+        hosts.lead(lambda: locks.check_held(self.stage.directory.parent))
         if step in self.checkpointer.all_steps():
             return
         self.writer.flush()  # a run that goes on from this checkpoint writes no earlier metrics

@@ -42,7 +42,6 @@ from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.run_index import (
     check_encoder_tokens,
     check_k,
-    check_tokens,
     open_index,
     placed,
 )
@@ -309,7 +308,7 @@ class Rag:
         gone = checked_texts(delete, "id")
         job, embedder, vectors = self.job, None, None
         if PASSAGE_TABLE in self.index.passages.token_tables:
-            check_tokens(self.index, job.prepared)
+            indexing.check_tokens(self.index, job.prepared)
         if not job.model.lexical:
             encoder, name = self.encoder("document_encoder"), self.index.manifest[
                 "encoder_fingerprint"]

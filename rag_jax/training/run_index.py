@@ -4,9 +4,10 @@ import pathlib
 
 from rag_jax import files, hosts
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
-from rag_jax.data.prepared import Prepared, has_encoder_tokens_of, has_tokens_of
+from rag_jax.data.batches import ENCODER_TABLE
+from rag_jax.data.prepared import has_encoder_tokens_of
 from rag_jax.retrieval.protocol import RetrievalError
+from rag_jax.steps import steps_taken
 from rag_jax.training import indexing, on_device, pretrained
 from rag_jax.training.job import Index, Job
 
@@ -50,11 +51,17 @@ def open_index(job: Job, run: str, named: str | None, answers: bool = True) -> I
     except RetrievalError:
         if named is None:  # training that was cut short has none yet
             pretrained.check_trained(job.workdir / run)
+            taken, steps = steps_taken(job.workdir / run), job.config.train.steps
+            if job.config.train.document_encoder == "refresh" and taken < steps:
+                raise ConfigError(
+                    f"{job.workdir / run}: has taken {taken} of {steps} steps, and its index is "
+                    "made after the last; wait for that, or give the command that trains it again"
+                    ) from None
         raise
     hosts.check_same_content(f"the index {folder.name}", opened.manifest)
     check_k(job.config, opened, folder)
     if answers:
-        check_tokens(opened, job.prepared)
+        indexing.check_tokens(opened, job.prepared)
     return indexing.with_words(job, opened)
 
 
@@ -72,17 +79,6 @@ def placed(job: Job, index: Index | None) -> Index | None:
     if index is None or job.model.lexical:
         return index
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
-
-
-def check_tokens(index: Index, prepared: Prepared, remedy: str = "build an index for it (in a "
-                 "workdir of rag_jax.ingest, remove its index and run that again)") -> None:
-    """Raises ConfigError where an index has no tokens for a generator, or those of another one."""
-    if PASSAGE_TABLE not in index.passages.token_tables:
-        raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
-                          "tokens that one reads; build an index for this one")
-    if not has_tokens_of(index.passages, prepared.format):
-        raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator, as "
-                          f"this version of rag_jax writes them; {remedy}")
 
 
 def check_encoder_tokens(index: Index, job: Job) -> None:

@@ -113,13 +113,13 @@ def check_place(workdir: pathlib.Path) -> None:
 
 
 def _check_folder(workdir: pathlib.Path) -> None:
-    """Raises a ConfigError where the workdir, or a folder above it, is a file, or where its name is
-    not UTF-8, which readers of tokenizers and tables need."""
+    """Raises a ConfigError where the workdir, or a folder above it, is a file or a link to nowhere,
+    or where its name is not UTF-8, which readers of tokenizers and tables need."""
     if not is_utf8(str(workdir.absolute())):
         raise ConfigError(f"--workdir={workdir}: the name is not UTF-8; name another folder")
     for path in (workdir, *workdir.parents):
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"--workdir={workdir}: {path} is a file, not a folder; name another")
+        if what := files.in_the_way(path):
+            raise ConfigError(f"--workdir={workdir}: {what}; name another")
 
 
 def exists(path: str | pathlib.Path) -> bool:
@@ -138,12 +138,14 @@ def is_checkpoint(folder: pathlib.Path) -> bool:
 
 
 def writing(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps other processes from writing into the workdir that a path is in, if it is in one.
+    """Keeps other processes from writing into the workdir that a path, or what it links to, is in,
+    if it is in one.
 
     Raises:
       InUseError: another process writes there; the message names it.
     """
-    workdir = next((folder for folder in path.parents if exists(folder)), None)
+    folders = (*path.parents, *path.resolve().parents)
+    workdir = next((folder for folder in folders if exists(folder)), None)
     return locks.exclusive(workdir) if workdir else contextlib.nullcontext()
 
 

@@ -370,7 +370,7 @@ def test_run_picks_one_of_the_workdirs_runs(tmp_path):
      "mine.py:3: return Config(sead=1): TypeError: Config.__init__() got an unexpected"),
     ("import beside\ndef get_config():\n    return beside.get()\n",
      "beside.py:2: return 1 / 0: ZeroDivisionError"),
-    ("x = 1\0\n", "mine.py"),
+    ("x = 1\0\n", "mine.py: source code string cannot contain null bytes"),
     ("import sys\nsys.exit(0)\n", "mine.py:2: sys.exit(0): SystemExit: 0"),
     ("get_config = 3\n", "the file defines no get_config()"),
 ])
@@ -417,11 +417,14 @@ def test_a_workdir_that_is_a_file_is_named(tmp_path):
     from rag_jax.training import workdir
 
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(configs.ConfigError, match=r"file is a file, not a folder"):
-            workdir.read(path)
-        with pytest.raises(configs.ConfigError, match=r"file is a file, not a folder"):
-            workdir.start(configs.Config(), path)
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    for name, told in (("file", "file is a file, not a folder"), ("link", "link is a link to .*disk"
+                                                                  ", which is not there")):
+        for path in (tmp_path / name, tmp_path / name / "below"):
+            with pytest.raises(configs.ConfigError, match=told):
+                workdir.read(path)
+            with pytest.raises(configs.ConfigError, match=told):
+                workdir.start(configs.Config(), path)
 
 
 def test_counts_are_whole_numbers_in_order():

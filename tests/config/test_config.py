@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -558,6 +559,21 @@ def test_an_argument_after_the_path_reaches_get_config(tmp_path):
     shutil.copy(file, folder)
     for argument, seed in (("", 3), (":8", 8)):
         assert config_files.load_file(f"{folder}/mine.py{argument}").seed == seed
+
+
+def test_a_config_may_have_a_dataclass_whose_types_are_strings(tmp_path, monkeypatch):
+    """dataclasses look for their names in a module that was gone when get_config was called."""
+    body = """import dataclasses
+def get_config():
+    @dataclasses.dataclass
+    class Mine:
+        seed: "int" = 3
+    return Config(seed=Mine().seed)
+"""
+    file, before = pathlib.Path(written(tmp_path, body)), set(sys.modules)
+    monkeypatch.chdir(tmp_path)
+    assert config_files.load_file(file.name).seed == 3
+    assert set(sys.modules) == before
 
 
 @pytest.mark.parametrize("name, body, argument, told", [

@@ -4,6 +4,8 @@ import contextlib
 import json
 import os
 import shutil
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +68,13 @@ def settled(monkeypatch):
 def files(folder):
     return {str(f.relative_to(folder)): (f.read_bytes(), f.stat().st_mtime_ns)
             for f in folder.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize("stream", [None, SimpleNamespace(write=print, flush=print)])
+def test_data_are_prepared_whatever_stands_in_the_place_of_stderr(tmp_path, monkeypatch, stream):
+    """A bar asked it whether it was a terminal, and TFDS too."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert prepare(own_config(tmp_path), tmp_path / "work").splits["dev"][0].question
 
 
 def test_writing_passages_shows_progress(own, tmp_path, monkeypatch):

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rag_jax import hosts
+from rag_jax import hosts, locks
 from rag_jax.decoding.results import ScoreError
+from rag_jax.errors import UserError
 from rag_jax.retrieval.protocol import VectorError
 from rag_jax.training import loop
 from rag_jax.training.checkpoint import Checkpointer
@@ -337,6 +338,21 @@ def test_checkpoints_carry_the_meta_data_of_the_stage(tmp_path):
         _, meta = checkpointer.restore_params(10, made.abstract_state.params)
     first, recent = meta.pop("losses")
     assert meta == {"kind": "toy", "pending": {}} and [first, len(recent)] == [recent[0], 10]
+
+
+def test_a_workdir_that_is_moved_is_not_made_again(tmp_path):
+    """Its checkpoints went on in a folder of the old name, without a configuration."""
+    work = tmp_path / "work"
+
+    def move(metrics):
+        work.rename(tmp_path / "moved")
+        return metrics
+
+    made, _ = stage(work / "toy", at={5: move})
+    with locks.exclusive(work), pytest.raises(UserError, match="work: was moved, or replaced"):
+        run_stage(made)
+    assert saved(tmp_path / "moved" / "toy") == [4]
+    assert not work.exists()
 
 
 def test_as_many_checkpoints_are_kept_as_asked(tmp_path):
