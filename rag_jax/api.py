@@ -304,7 +304,7 @@ def update_index(index: Path, workdir: Path | None = None, *,
       add, delete, queries, compact: as for `Rag.edit`.
     """
     rag = load(workdir, run, index=index, config=config)
-    rag.edit(add, delete, queries=queries, compact=compact)
+    rag.edit(add, delete, queries=queries or None, compact=compact)
     return rag.index
 
 

@@ -329,15 +329,22 @@ def _holds_former(folder: pathlib.Path, path: pathlib.Path) -> bool:
     return os.path.lexists(folder / _REPLACED) and not os.path.lexists(path)
 
 
-def stamp(path: pathlib.Path) -> str:
-    """A digest of the time and the ends of a file, or of these and the names of all files of a
-    folder, which tells whether they have changed; "" where the path does not exist."""
+def stamp(path: pathlib.Path, lasting: bool = False) -> str:
+    """A digest of the size and times of a file, or of these and the names of all files of a folder,
+    which tells whether they have changed; "" where the path does not exist.
+
+    lasting: of another day, when the files may have been copied with their times: of their ends
+    instead of their ctime.
+    """
     if not can_exist(path) or not path.exists():
         return ""
     digest = hashlib.sha256()
     for file in sorted(each for each in (path, *path.rglob("*")) if each.is_file()):
-        ends = quick_digest(file) if os.access(file, os.R_OK) else ""
-        digest.update(f"{file.relative_to(path)}\0{file.stat().st_mtime_ns}\0{ends}\0"
+        status = file.stat()
+        more = status.st_ctime_ns
+        if lasting:
+            more = quick_digest(file) if os.access(file, os.R_OK) else ""
+        digest.update(f"{file.relative_to(path)}\0{status.st_size}\0{status.st_mtime_ns}\0{more}\0"
                       .encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 

@@ -414,5 +414,5 @@ def stamps(config: Config) -> dict[str, list[str]]:
     for name in ("retriever_tokenizer", "generator_tokenizer"):
         if source := getattr(config.data, name):
             sources[name] = source
-    return {name: [source, files.stamp(pathlib.Path(source))]
+    return {name: [source, files.stamp(pathlib.Path(source), lasting=True)]
             for name, source in sorted(sources.items())}

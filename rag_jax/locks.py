@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import filelock
 
@@ -27,11 +28,18 @@ _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
 _PATIENCE_SECS = 0.5  # how long a holder may take to end, or to write its name
 _UNSEEN_SECS = 60.0  # how long NFS may hide a file that another host has written
 _log = logging.getLogger(__name__)
-_held: dict[tuple[str, int], filelock.BaseFileLock] = {}  # by folder and thread
+_held: dict[tuple[str, int], "_Held"] = {}  # by folder and thread
 
 
 class InUseError(UserError):
     """Another process, or thread, writes into the folder; the message names it."""
+
+
+class _Held(NamedTuple):
+    """A lock, and what FOLDER/.lock.json says of it."""
+
+    lock: filelock.BaseFileLock
+    record: dict[str, Any]
 
 
 @contextlib.contextmanager
@@ -126,13 +134,14 @@ def own(folder: pathlib.Path, waits: bool = False) -> Iterator[None]:
                 raise
             warnings.warn(f"{folder}: this file system has no locks ({error}): nothing keeps two "
                           "commands from writing here at the same time", stacklevel=4)
-        _held[key] = lock
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
-        files.write_json(holder, {"host": socket.gethostname(), "pid": os.getpid(), "since": now})
+        record = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
+        _held[key] = _Held(lock, record)
+        files.write_json(holder, record)
         yield
     finally:
         try:
-            if _held.pop(key, None) and _is_ours(holder):
+            if (held := _held.pop(key, None)) and _names(holder, held.record):
                 holder.unlink(missing_ok=True)
         finally:
             lock.release()
@@ -142,23 +151,22 @@ def check_held(folder: pathlib.Path) -> None:
     """Checks that a folder that this process has locked, if it has, still has its name.
 
     Raises:
-      UserError: it was moved, and there is none of its name now, or that of another process.
+      UserError: it was moved, and there is none of its name now, or one that another process has
+        locked.
     """
-    locked = any(held == os.path.realpath(folder) for held, _ in [*_held])
-    if locked and not _is_ours(folder / _HOLDER):
+    locked = [held for (path, _), held in [*_held.items()]
+              if path == os.path.realpath(folder) and held.lock.is_locked]
+    if locked and not _names(folder / _HOLDER, locked[0].record):
         raise UserError(f"{folder}: was moved, or replaced, while this process wrote there; give "
                         "the command again with the name that it has now")
 
 
-def _is_ours(holder: pathlib.Path) -> bool:
-    """Whether the file names this process, or was removed from a folder that is still there."""
+def _names(holder: pathlib.Path, record: dict[str, Any]) -> bool:
+    """Whether the file has this record, or tells nothing in a folder that is there."""
     try:
-        named = json.loads(holder.read_text("utf-8"))
-        return (named["host"], named["pid"]) == (socket.gethostname(), os.getpid())
-    except FileNotFoundError:
-        return holder.with_name(".lock").exists()
-    except (OSError, ValueError, KeyError, TypeError):
-        return True  # what is written next tells more
+        return json.loads(holder.read_text("utf-8")) == record
+    except (OSError, ValueError):
+        return holder.parent.is_dir()
 
 
 def _describe(holder: pathlib.Path) -> str:

@@ -33,7 +33,10 @@ def visible_lines(text: str) -> str:
 def is_terminal(stream: Any) -> bool:
     """Whether a bar can be drawn on a stream again and again. A program may have put a stream of
     its own in the place of stderr, without isatty, or None; a terminal without lines shows none."""
-    if not getattr(stream, "isatty", bool)():
+    try:
+        if not stream.isatty():
+            return False
+    except (AttributeError, ValueError):  # ValueError: it is closed
         return False
     with contextlib.suppress(AttributeError, OSError, ValueError):
         return os.get_terminal_size(stream.fileno()).lines > 0

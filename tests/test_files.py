@@ -323,3 +323,16 @@ def test_a_kill_between_two_renames_leaves_the_old_folder_among_what_is_kept(tmp
     assert files.remove_leftovers(tmp_path) == [] and (left / "replaced" / "old").is_file()
     path.mkdir()  # there is another now
     assert files.remove_leftovers(tmp_path) == [left.name]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="ctime is the time of the last change on POSIX")
+def test_a_file_in_the_place_of_another_has_another_stamp(tmp_path):
+    """An archive gives its files the same times: the model of before was answered with."""
+    (tmp_path / "weights").write_text("1")
+    os.utime(tmp_path / "weights", (0, 0))
+    before, changed = files.stamp(tmp_path), (tmp_path / "weights").stat().st_ctime_ns
+    assert files.stamp(tmp_path) == before
+    while (tmp_path / "weights").stat().st_ctime_ns == changed:  # until the clock goes on
+        (tmp_path / "weights").write_text("2")
+        os.utime(tmp_path / "weights", (0, 0))
+    assert files.stamp(tmp_path) != before

@@ -887,18 +887,33 @@ def test_an_edit_adds_no_passage_in_the_tokens_of_another_generator(folder, tmp_
     train_bart_tokenizer(["Another town is in another country."] * 3, 300).save(tmp_path / "other")
     rag_jax.ingest(folder, tmp_path / "run", config={
         "data.generator_tokenizer": str(tmp_path / "other")})
-    with pytest.raises(ConfigError, match="index/versions/.: .* not in the tokens of this gener"):
+    with pytest.raises(ConfigError, match="not in the tokens of this .*: open the model again"):
         rag.add([("n", "Cuba", "Havana is in Cuba.")])
     assert "n" not in {*rag_jax.load(tmp_path / "run").index.passages.ids()}
 
 
-def test_an_edit_by_another_name_of_the_index_waits_for_the_workdir(folder, tmp_path):
+def test_an_edit_adds_no_passage_in_the_tokens_of_another_retriever(folder, tmp_path, towers):
+    """Afterwards nobody could open the index."""
+    encoder = {"model.retriever.pretrained": towers["model.retriever.pretrained"]}
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **encoder})
+    rag = rag_jax.load(tmp_path / "run")
+    train_bert_tokenizer(["Another town is in another country."] * 3, 200).save(tmp_path / "other")
+    rag_jax.ingest(folder, tmp_path / "run", config={
+        "data.retriever_tokenizer": str(tmp_path / "other")})
+    with pytest.raises(RetrievalError, match="from other tokens than .*: open the model again"):
+        rag.add([("n", "Cuba", "Havana is in Cuba.")])
+    assert "n" not in {*rag_jax.load(tmp_path / "run").index.passages.ids()}
+
+
+@pytest.mark.parametrize("busy", ["run", "beside"])
+def test_an_edit_by_another_name_of_the_index_is_refused_while_ingest_runs(folder, tmp_path, busy):
     """While ingest ran, one came through a link, and was kept as if ingest had made it."""
-    rag_jax.ingest(folder, tmp_path / "run")
-    (tmp_path / "link").symlink_to(tmp_path / "run" / "index")
-    rag = rag_jax.load(tmp_path / "run", index=str(tmp_path / "link"))
-    with ThreadPoolExecutor(1) as other, locks.own(tmp_path / "run"), pytest.raises(
-            locks.InUseError, match="run: another thread of this process is writing here"):
+    for name in ("run", "beside"):
+        rag_jax.ingest(folder, tmp_path / name)
+    (tmp_path / "beside" / "link").symlink_to(tmp_path / "run" / "index")
+    rag = rag_jax.load(tmp_path / "run", index=str(tmp_path / "beside" / "link"))
+    with ThreadPoolExecutor(1) as other, locks.own(tmp_path / busy), pytest.raises(
+            locks.InUseError, match=f"{busy}: another thread of this process is writing here"):
         other.submit(rag.add, [("n", "Cuba", "Havana is in Cuba.")]).result()
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import nullcontext
 
+import filelock
 import jax
 import pytest
 
@@ -84,8 +85,9 @@ def test_a_thread_may_ask_twice_and_another_may_not(tmp_path):
 
 
 @pytest.mark.parametrize("then, moved", [
-    ("", False), ("cleaned", False), ("gone", True), ("another's", True)])
-def test_a_folder_that_was_moved_is_no_longer_written_into(tmp_path, then, moved):
+    ("", False), ("cleaned", False), ("other network", False), ("without locks", False),
+    ("gone", True), ("another's", True)])
+def test_a_folder_that_was_moved_is_no_longer_written_into(tmp_path, monkeypatch, then, moved):
     """A training made the old name again and wrote there, beside the one that had begun there."""
     folder = tmp_path / "run"
     locks.check_held(folder)
@@ -94,12 +96,18 @@ def test_a_folder_that_was_moved_is_no_longer_written_into(tmp_path, then, moved
             folder.rename(tmp_path / "moved")
         if then == "cleaned":
             (folder / ".lock.json").unlink()
-        if then == "another's":
-            folder.mkdir()
-            (folder / ".lock.json").write_text(json.dumps({"host": "other", "pid": os.getpid()}))
+            (folder / ".lock").unlink()
+        if then == "other network":
+            monkeypatch.setattr(socket, "gethostname", lambda: "laptop.home")
+        if then == "without locks":
+            monkeypatch.setattr(filelock.FileLock, "is_locked", False)
+        if then in ("another's", "without locks"):
+            folder.mkdir(exist_ok=True)
+            (folder / ".lock.json").write_text(json.dumps({
+                "host": socket.gethostname(), "pid": os.getpid(), "since": "2026-01-01"}))
         with pytest.raises(UserError, match="run: was moved") if moved else nullcontext():
             locks.check_held(folder)
-    assert (folder / ".lock.json").exists() == (then == "another's")
+    assert (folder / ".lock.json").exists() == (then in ("another's", "without locks"))
 
 
 def test_a_file_is_no_folder(tmp_path):

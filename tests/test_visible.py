@@ -69,7 +69,9 @@ def test_bars_are_drawn_on_terminals_that_have_lines():
     a notebook may not know what a terminal is."""
     import termios
 
-    assert not any(map(is_terminal, (None, io.StringIO(), object())))
+    closed = io.StringIO()
+    closed.close()
+    assert not any(map(is_terminal, (None, io.StringIO(), object(), closed)))
     for lines in (0, 24):
         with open(os.openpty()[1], "w") as stream:
             termios.tcsetwinsize(stream.fileno(), (lines, 80))

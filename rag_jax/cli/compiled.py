@@ -31,8 +31,9 @@ def keep() -> None:
 
 
 def _remove_torn(folder: pathlib.Path) -> None:
-    """Removes programs that a full disk or a kill left half written, to be kept anew: jax writes
-    the time last, never writes over a program, and warns of a torn one at every reading."""
+    """Removes programs that a full disk or a kill left half written, before jax reads them: it
+    writes the time after the program, or when it reads it; it never writes over a program, and
+    warns of a torn one at every reading."""
     if not _without_time(folder):
         return
     import filelock  # here, for most commands find none

@@ -82,10 +82,8 @@ def _run_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with _mistakes_named(path, file):
             names = runpy.run_path(str(file))
-            module = types.ModuleType(names["__name__"])  # where a dataclass looks for its names
-            vars(module).update(names, __file__=str(file.absolute()))
-            sys.modules[module.__name__] = module
-            yield argument, names
+            with _as_module(names):
+                yield argument, names
     finally:
         with contextlib.suppress(ValueError):  # the file may have edited the list
             sys.path.remove(beside)
@@ -93,6 +91,21 @@ def _run_file(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         own = {name for name in new if _folder_of(sys.modules.get(name)) == beside}
         for name in [name for name in sys.modules if name.partition(".")[0] in own]:
             del sys.modules[name]
+
+
+@contextlib.contextmanager
+def _as_module(names: dict[str, Any]) -> Iterator[None]:
+    """Lets what a file defines be found by its module's name, as a dataclass in it needs."""
+    module = types.ModuleType(names["__name__"])
+    vars(module).update(names)
+    former = sys.modules.get(module.__name__)  # of a file that reads this one
+    sys.modules[module.__name__] = module
+    try:
+        yield
+    finally:
+        sys.modules.pop(module.__name__, None)
+        if former is not None:
+            sys.modules[module.__name__] = former
 
 
 def _folder_of(module: Any) -> str:

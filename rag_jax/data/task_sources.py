@@ -141,6 +141,9 @@ def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
                 yield where, example._replace(id=f"{example.id}.{number}", targets=(answer,))
         else:
             yield where, example
+    if not count:
+        raise DataError(f"{source}: no examples in {path}: expected at least one question; if the "
+                        "file is damaged, remove it")
     if split.count not in (None, count):
         warnings.warn(f"{source}: {count} questions where {split.count} are expected: results are "
                       "not comparable with the paper's", stacklevel=2)

@@ -93,4 +93,5 @@ def decoding_settings(config: Config, tokenizer: Tokenizer) -> Decoding:
             "forced_eos": bool(config.eval.forced_eos),
         })
     except ValueError as error:
-        raise ConfigError(f"config.eval: {error}") from None
+        told = str(error).replace("max_length=", "config.data.max_target_length=")
+        raise ConfigError(f"config.eval: {told}") from None

@@ -5,8 +5,9 @@ import pathlib
 import time
 from collections.abc import Iterator
 
-from rag_jax import hosts
+from rag_jax import hosts, locks
 from rag_jax.config import ConfigError
+from rag_jax.errors import UserError
 from rag_jax.retrieval.json_files import read_sealed, write_sealed
 
 
@@ -38,7 +39,9 @@ class Clock:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(OSError):  # of a full disk, say, which the body has met too
+            # Of a full disk, say, which the body has met, too; or the workdir was moved.
+            with contextlib.suppress(OSError, UserError):
+                locks.check_held(self._file.parent)
                 note()
             raise
         note()

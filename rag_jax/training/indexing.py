@@ -18,7 +18,7 @@ from rag_jax.config import Config, ConfigError
 from rag_jax.data.batches import ENCODER_TABLE, PASSAGE_TABLE
 from rag_jax.data.corpora import read_corpus
 from rag_jax.data.prepare import chunked, write_passages
-from rag_jax.data.prepared import Prepared, has_tokens_of
+from rag_jax.data.prepared import Prepared, has_encoder_tokens_of, has_tokens_of
 from rag_jax.data.question_files import Example
 from rag_jax.models.rag import RagModel
 from rag_jax.models.stack import unstack_layers
@@ -177,8 +177,8 @@ def recall_questions(job: Job) -> list[Example]:
 
 
 def check_tokens(index: Index | IndexFolder, prepared: Prepared, remedy: str = "build an index for "
-                 "it (in a workdir of rag_jax.ingest, remove its index and run that again)"
-                 ) -> None:
+                 "it (in a workdir of rag_jax.ingest, remove its index and run that again), or, if "
+                 "it was made again since this model was opened, open the model again") -> None:
     """Raises ConfigError where an index has no tokens for a generator, or those of another one."""
     if PASSAGE_TABLE not in index.passages.token_tables:
         raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
@@ -186,6 +186,18 @@ def check_tokens(index: Index | IndexFolder, prepared: Prepared, remedy: str = "
     if not has_tokens_of(index.passages, prepared.format):
         raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator, as "
                           f"this version of rag_jax writes them; {remedy}")
+
+
+def check_encoder_tokens(index: Index | IndexFolder, job: Job, remedy: str = "leave the field as "
+                         "it was when the index was built, or build it again") -> None:
+    """Raises a RetrievalError where the passages of an index were embedded from other tokens than
+    the job's retriever reads."""
+    if ENCODER_TABLE in index.passages.token_tables and not has_encoder_tokens_of(
+            index.passages, job.prepared.retriever_tokenizer, job.config.model.retriever):
+        raise RetrievalError(
+            f"{index.path}: its passages were embedded from other tokens than config.data."
+            f"retriever_tokenizer={job.config.data.retriever_tokenizer or '(none)'} gives; "
+            f"{remedy}")
 
 
 def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
@@ -200,7 +212,8 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
       add, delete, recall, compact, least: see `editing.edit_index`.
 
     Raises:
-      ConfigError: the index has the tokens of another generator by now.
+      ConfigError: the index has been made again, for another generator.
+      RetrievalError: it has been made again, for another tokenizer of the retriever.
     """
     tables = open_folder(current(out)).passages.token_tables  # raises where there is no index
     prepared = job.prepared
@@ -208,8 +221,12 @@ def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
     def edited() -> Index:
         if hosts.leads():
             with staging(out) as folder:
-                if PASSAGE_TABLE in tables:  # which another process may have made anew
-                    check_tokens(open_folder(current(out)), prepared)
+                before, remedy = open_folder(current(out)), (
+                    "it was made again since this model was opened: open the model again")
+                if PASSAGE_TABLE in tables:
+                    check_tokens(before, prepared, remedy)
+                if embedder is not None:
+                    check_encoder_tokens(before, job, remedy)
                 passages, store = iter(add), None
                 first = list(itertools.islice(passages, 1))
                 if first:

@@ -40,7 +40,6 @@ from rag_jax.training import workdir as workdirs
 from rag_jax.training.answer_settings import make_answerer
 from rag_jax.training.job import Index, Job, fingerprint
 from rag_jax.training.run_index import (
-    check_encoder_tokens,
     check_k,
     open_index,
     placed,
@@ -264,7 +263,7 @@ class Rag:
         if not self.job.model.lexical:
             check_encoder(opened.path, opened.manifest,
                           self.index.manifest["encoder_fingerprint"])
-            check_encoder_tokens(opened, self.job)
+            indexing.check_encoder_tokens(opened, self.job)
         self.index = placed(self.job, opened)
 
     def add(self, passages: Path | Given, *, compact: bool | None = None) -> None:
@@ -296,11 +295,10 @@ class Rag:
 
         Raises:
           RetrievalError: an id to delete does not exist, or one to add does already; the index is
-            of another encoder or generator; or no passage, or fewer than config.eval.k, would be
-            left.
+            of another encoder; or no passage, or fewer than config.eval.k, would be left.
           InUseError: another process writes into the index or into the workdir that it is in.
-          ConfigError: the run reads no passages or has no document encoder, or queries are given
-            for BM25.
+          ConfigError: the run reads no passages or has no document encoder, the index is of another
+            generator, or queries are given for BM25.
         """
         if self.index is None:
             raise ConfigError(f"run {self.run!r} reads no passages: it has no index to edit")
@@ -561,4 +559,4 @@ def check_vectors(rag: Rag) -> None:
             np.linalg.norm(ours - indexed) > SAME_VECTOR * np.linalg.norm(indexed)):
         check_encoder(rag.index.path, rag.index.manifest,
                       fingerprint(rag.job.model, rag.encoder("document_encoder")))
-    check_encoder_tokens(rag.index, rag.job)
+    indexing.check_encoder_tokens(rag.index, rag.job)

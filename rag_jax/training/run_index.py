@@ -4,8 +4,6 @@ import pathlib
 
 from rag_jax import files, hosts
 from rag_jax.config import Config, ConfigError
-from rag_jax.data.batches import ENCODER_TABLE
-from rag_jax.data.prepared import has_encoder_tokens_of
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.steps import steps_taken
 from rag_jax.training import indexing, on_device, pretrained
@@ -79,14 +77,3 @@ def placed(job: Job, index: Index | None) -> Index | None:
     if index is None or job.model.lexical:
         return index
     return on_device.open_index(job.config, job.prepared.format, job.mesh, index)
-
-
-def check_encoder_tokens(index: Index, job: Job) -> None:
-    """Raises a RetrievalError where the passages of an index were embedded from other tokens than
-    the job's retriever reads."""
-    if ENCODER_TABLE in index.passages.token_tables and not has_encoder_tokens_of(
-            index.passages, job.prepared.retriever_tokenizer, job.config.model.retriever):
-        raise RetrievalError(
-            f"{index.path}: its passages were embedded from other tokens than config.data."
-            f"retriever_tokenizer={job.config.data.retriever_tokenizer or '(none)'} gives; leave "
-            "the field as it was when the index was built, or build it again")

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 from rag_jax import files, hosts, locks
@@ -137,16 +138,20 @@ def is_checkpoint(folder: pathlib.Path) -> bool:
     return not exists(folder) and b'"architectures"' in (folder / "config.json").read_bytes()
 
 
-def writing(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Keeps other processes from writing into the workdir that a path, or what it links to, is in,
-    if it is in one.
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+    """Keeps other processes from writing into the workdir that a path is in, and into that which
+    what it links to is in, if they are in one.
 
     Raises:
       InUseError: another process writes there; the message names it.
     """
-    folders = (*path.parents, *path.resolve().parents)
-    workdir = next((folder for folder in folders if exists(folder)), None)
-    return locks.exclusive(workdir) if workdir else contextlib.nullcontext()
+    target = pathlib.Path(os.path.realpath(path))
+    workdirs = {next(filter(exists, one.parents), None) for one in (path, target)} - {None}
+    with contextlib.ExitStack() as stack:
+        for workdir in sorted(workdirs):  # all processes of a job in one order
+            stack.enter_context(locks.exclusive(workdir))
+        yield
 
 
 def read(workdir: pathlib.Path) -> Config:

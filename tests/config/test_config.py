@@ -564,15 +564,18 @@ def test_an_argument_after_the_path_reaches_get_config(tmp_path):
 def test_a_config_may_have_a_dataclass_whose_types_are_strings(tmp_path, monkeypatch):
     """dataclasses look for their names in a module that was gone when get_config was called."""
     body = """import dataclasses
+from rag_jax.config.config_files import load_file
 def get_config():
+    {}
     @dataclasses.dataclass
     class Mine:
         seed: "int" = 3
     return Config(seed=Mine().seed)
 """
-    file, before = pathlib.Path(written(tmp_path, body)), set(sys.modules)
+    before, file = set(sys.modules), written(tmp_path, body.format(""))
+    reads = written(tmp_path, body.format(f"load_file({file!r})"), "reads.py")
     monkeypatch.chdir(tmp_path)
-    assert config_files.load_file(file.name).seed == 3
+    assert config_files.load_file("mine.py").seed == config_files.load_file(reads).seed == 3
     assert set(sys.modules) == before
 
 

@@ -75,6 +75,13 @@ def test_a_task_is_read_from_its_folder(tmp_path, task, split, name, data, ids):
     assert all(example.regex is (task == "curated_trec") for example in examples)
 
 
+def test_a_file_without_a_question_is_named(tmp_path):
+    """A download that had failed lay in a folder that the message did not tell."""
+    path = put(tmp_path, "natural_questions", "NQ-open.dev.jsonl", b"")
+    with pytest.raises(DataError, match=f"no examples in {path}: .*damaged, remove it"):
+        load("task:natural_questions:test", tmp_path)
+
+
 def test_pages_of_one_output_of_kilt_are_one_evidence_set(tmp_path):
     """Pages that support an answer together must not count one by one."""
     path = tmp_path / "hotpot-dev-kilt.jsonl"

@@ -87,7 +87,8 @@ def test_the_presets_of_the_paper():
 @pytest.mark.parametrize(("fields", "message"), [
     ({"eval.num_return_sequences": 3}, "num_return_sequences=3: must be at most num_beams=1"),
     ({"eval.temperature": 0.0, "eval.sample": True}, "temperature=0.0"),
-    ({"eval.min_length": 40}, "min_length=40"),
+    ({"eval.min_length": 40},
+     "min_length=40: must be at most config.data.max_target_length=32; "),
     ({"eval.bad_words": ("Lima", "")}, "bad_words: '' has no tokens"),
     ({"eval.labels": ("Yes", "No", "Yes")}, "labels: 'Yes', 'Yes' are equal as tokens"),
     ({"model.head": "label_token", "eval.labels": ("Lima", "Peru", "Lima is")},

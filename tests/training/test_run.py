@@ -255,3 +255,17 @@ def test_a_source_needs_a_tokenizer_until_something_is_made_of_the_data(
     monkeypatch.setattr(run.pretrained, "tokenizer_folder",
                         lambda config, tower, required: (tower, required))
     assert run._prepare(Config(), tmp_path) == ("generator", required)
+
+
+def test_the_times_of_a_workdir_that_was_moved_are_not_written_into_the_next(tmp_path):
+    """The training that had begun at the old name got the times of the one before."""
+    work = tmp_path / "work"
+    with pytest.raises(KeyboardInterrupt), locks.exclusive(work), Clock(work).time("rag_token"):
+        work.rename(tmp_path / "moved")
+        work.mkdir()
+        (work / ".lock.json").write_text("{}")
+        with Clock(work).time("index"):
+            pass
+        theirs = Clock(work).secs
+        raise KeyboardInterrupt
+    assert Clock(work).secs == theirs
