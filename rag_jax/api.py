@@ -131,7 +131,7 @@ def _checked(config: Config | Mapping[str, Any] | None, base: Callable[[], Confi
     """
     if isinstance(config, Config):
         return rules.validate(config, resolved=True)
-    return rules.changed(base(), config or {})
+    return rules.changed(base(), config)
 
 
 def _open_checkpoint(source: str, run: str | None, step: int | None, index: Path | None,
@@ -187,7 +187,7 @@ def _config_of_towers(run: str | None, config: Config | Mapping[str, Any] | None
       ConfigError: a tower without a source, or a run that needs training or reads no passages.
     """
     if not isinstance(config, Config):
-        config = overrides.replace(Config(), config or {})
+        config = overrides.replace(Config(), config)
     rules.check_sections(config)
     usual = Config() if config.train.steps else Config(train=TrainConfig(steps=0))
     changes.check_untrained(config, usual, "without a workdir, the default is", indexes)
@@ -304,7 +304,7 @@ def update_index(index: Path, workdir: Path | None = None, *,
       add, delete, queries, compact: as for `Rag.edit`.
     """
     rag = load(workdir, run, index=index, config=config)
-    rag.edit(add, delete, queries=queries or None, compact=compact)
+    rag.edit(add, delete, queries=queries, compact=compact)
     return rag.index
 
 
@@ -312,7 +312,8 @@ def _build(job: Job, trained: pathlib.Path | None, passages: str, out: pathlib.P
            queries: Path | None, overwrite: bool) -> Index:
     """trained: the folder of the run whose encoders embed; None = the encoders of job.config."""
     check_recall_questions(job, queries)
-    asked = load_examples(queries, data_dir=job.config.data.data_dir) if queries else None
+    asked = None if queries is None else load_examples(
+        queries, data_dir=job.config.data.data_dir)
     with contextlib.ExitStack() as claim:
         # The store is made again each time, as the file may have changed; embedding is resumed.
         hosts.lead(lambda: claim.enter_context(staging(out, "store")))

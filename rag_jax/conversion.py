@@ -68,7 +68,8 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
       ConfigError, HubError, CheckpointError, FolderError: something is missing, damaged or in the
         way.
     """
-    out = pathlib.Path(target).absolute()
+    source = str(workdir.named("--from", source))
+    out = workdir.named("--to", target).absolute()
     if out.is_symlink() or out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--to={target} exists and is no empty folder; name a new one")
     files.check_parent(out)

@@ -59,7 +59,7 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
       ConfigError: fields that are wrong, or change nothing; or a library is missing.
     """
     base = base_config(path)
-    config = given if isinstance(given, Config) else overrides.replace(base, given or {})
+    config = given if isinstance(given, Config) else overrides.replace(base, given)
     config = with_runs(config, isinstance(given, Mapping) and "runs" in given)
     not_default = overrides.not_default(config)
     for name in overrides.differences(base, config):
@@ -69,6 +69,9 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
                 f"config.{name}={overrides.shown(value)}: would change nothing: the passages are "
                 "those of the documents, divided by --words or --tokens (in Python chunking=), "
                 "--train and --dev name questions, and nothing is warmed up; leave it as it is")
+    if not config.retrieval.k:
+        raise ConfigError("config.retrieval.k=0: a workdir of documents answers from its passages; "
+                          "set 1 or more")
     if config.train.document_encoder != "frozen":
         raise ConfigError(f"config.train.document_encoder={config.train.document_encoder}: the "
                           "encoder of passages stays as it is, so that documents can be added; set "

@@ -239,6 +239,8 @@ class _Ingestion:
         gone = [name for name in with_text(before) if name not in kept]
         same = index is not None and self.earlier.made_by == made_by
         if same and not gone and kept.keys() == digests.keys():
+            if workdirs.exists(self.path) and workdirs.read(self.path).eval != self.config.eval:
+                self._maker()
             self._write_config()
             record = self.earlier._replace(folder=str(self.source), files=kept)
             if record != self.earlier:
@@ -333,6 +335,15 @@ class _Ingestion:
             return None
         return index
 
+    def _maker(self) -> Any:
+        """What writes and indexes passages; it refuses settings by which nothing could be answered.
+        """
+        if not self.config.model.sources:
+            return _Words(self.config)
+        from rag_jax.training.ingested import Maker
+
+        return Maker(self.config, self.path)
+
     def _make(self, reading: Reading, index: IndexFolder | None, gone: list[str] | None
               ) -> tuple[int, str]:
         """Publishes an index of all files, or edits the current one.
@@ -346,12 +357,7 @@ class _Ingestion:
         Returns:
           How many passages were embedded, and the digest of the index's manifest.
         """
-        maker: Any = _Words(self.config)
-        if self.config.model.sources:
-            from rag_jax.training.ingested import Maker
-
-            maker = Maker(self.config, self.path)
-        out = self.path / INDEX
+        maker, out = self._maker(), self.path / INDEX
         with staging(out) as folder:
             write = functools.partial(maker.write, folder / "store", source=reading.citations.pop)
             if gone is None:

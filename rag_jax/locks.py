@@ -36,10 +36,20 @@ class InUseError(UserError):
 
 
 class _Held(NamedTuple):
-    """A lock, and what FOLDER/.lock.json says of it."""
+    """A lock of the folder `path`, as it was named, and what its .lock.json says."""
 
     lock: filelock.BaseFileLock
+    path: str
+    inode: tuple[int, int] | None
     record: dict[str, Any]
+
+    def still(self, folder: pathlib.Path) -> bool:
+        """Whether it is the lock of the folder that has this name now: by the record, as file
+        systems in the network may number their files anew; by the inode where none is left."""
+        try:
+            return json.loads((folder / _HOLDER).read_text("utf-8")) == self.record
+        except (OSError, ValueError):
+            return self.inode is not None and _inode(folder) == self.inode
 
 
 @contextlib.contextmanager
@@ -136,12 +146,12 @@ def own(folder: pathlib.Path, waits: bool = False) -> Iterator[None]:
                           "commands from writing here at the same time", stacklevel=4)
         now = datetime.datetime.now(datetime.UTC).isoformat(" ", "seconds")
         record = {"host": socket.gethostname(), "pid": os.getpid(), "since": now}
-        _held[key] = _Held(lock, record)
+        _held[key] = _Held(lock, os.path.abspath(folder), _inode(folder), record)
         files.write_json(holder, record)
         yield
     finally:
         try:
-            if (held := _held.pop(key, None)) and _names(holder, held.record):
+            if (held := _held.pop(key, None)) and held.still(folder):
                 holder.unlink(missing_ok=True)
         finally:
             lock.release()
@@ -151,22 +161,22 @@ def check_held(folder: pathlib.Path) -> None:
     """Checks that a folder that this process has locked, if it has, still has its name.
 
     Raises:
-      UserError: it was moved, and there is none of its name now, or one that another process has
-        locked.
+      UserError: it was moved, or the link to it was set to another one.
     """
-    locked = [held for (path, _), held in [*_held.items()]
-              if path == os.path.realpath(folder) and held.lock.is_locked]
-    if locked and not _names(folder / _HOLDER, locked[0].record):
+    locked = [held for (path, _), held in [*_held.items()] if held.lock.is_locked
+              and (os.path.realpath(folder) == path or os.path.abspath(folder) == held.path)]
+    if not all(held.still(folder) for held in locked):
         raise UserError(f"{folder}: was moved, or replaced, while this process wrote there; give "
                         "the command again with the name that it has now")
 
 
-def _names(holder: pathlib.Path, record: dict[str, Any]) -> bool:
-    """Whether the file has this record, or tells nothing in a folder that is there."""
+def _inode(folder: pathlib.Path) -> tuple[int, int] | None:
+    """(device, inode) of a folder; None = there is none of this name."""
     try:
-        return json.loads(holder.read_text("utf-8")) == record
-    except (OSError, ValueError):
-        return holder.parent.is_dir()
+        there = os.stat(folder)
+    except OSError:
+        return None
+    return there.st_dev, there.st_ino
 
 
 def _describe(holder: pathlib.Path) -> str:

@@ -5,7 +5,7 @@ retriever) and config.eval.
 """
 
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from rag_jax.retrieval.protocol import Passage
 from rag_jax.types import Evidence
 
 RECALL_AT = (1, 5, 10, 20)
+READ = ("data.data_dir", "eval.metrics", "eval.nfd", "eval.kilt_pages")
 NO_ANSWER = "No Answer Present."  # MS-MARCO's reference of a question that has none
 
 Texts = Sequence[str]
@@ -53,6 +54,14 @@ def is_correct(prediction: str, example: Example, nfd: bool = False) -> bool:
     match = pattern_match if example.regex else exact_match
     with question_named(example.id):
         return match(prediction, example.answers, nfd=nfd)
+
+
+def check_read(fields: Iterable[str]) -> None:
+    """Raises a ConfigError for a dotted field that scores of answers that are there do not read."""
+    for name in fields:
+        if name not in READ:
+            raise ConfigError(f"config.{name}: would change nothing about answers that are there, "
+                              f"all of which are scored; leave it out (read are {', '.join(READ)})")
 
 
 def score(predictions: Texts, examples: Sequence[Example], families: Sequence[str] = ("qa",),

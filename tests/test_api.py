@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
 import json
@@ -424,7 +425,7 @@ def test_passages_are_added_deleted_and_replaced(uninterrupted, tmp_path, where)
             ([("a", "b")], "passage 1 is"), ([("a", "b", 3)], "passage 1 is"),
             ([new[1], "abc"], "passage 2 is 'abc'"), ([5], "passage 1 is 5"),
             ([{"id": "a", "txt": "b"}], "passage 1: unknown or missing: text, txt"),
-            (5, "passages: 5 is none"), (b"abc", "passages: b'abc' is none")):
+            (5, "passages: .*, not 5"), (b"abc", "passages: .*, not b'abc'")):
         with pytest.raises(DataError, match=error):
             rag.add(wrong)
     with pytest.raises(RetrievalError, match="has the id 'nosuch'"):
@@ -654,7 +655,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
     (lambda rag: rag.ask(b"abc"), DataError, "questions: b'abc' is no text"),
     (lambda rag: rag.ask(np.array("Who?")), DataError, "questions: array.'Who.*is no text"),
     (lambda rag: rag.log_likelihood("Who?", np.array("I")), DataError, "answers: array.*no text"),
-    (lambda rag: rag.embed_passages(np.array("Lima")), DataError, "passages: array.*is none"),
+    (lambda rag: rag.embed_passages(np.array("Lima")), DataError, "passages: .*, not array"),
     (lambda rag: rag.ask([], num_beems=4), ConfigError, "did you mean num_beams"),
     (lambda rag: rag.ask([], k=10**6), ConfigError, "config.eval.k=1000000: the index has"),
     (lambda rag: rag.ask([], seed=-1), ConfigError, "config.seed=-1"),
@@ -705,10 +706,24 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
        ConfigError, told) for name, given, told in (
            ("retrieval.k", 0, "^run 'rag_token': without a workdir, .*config.retrieval.k is 0;"),
            ("data.train", "t.tsv", "data.train=t.tsv: without a workdir, the default is .none., "),
+           ("train.document_encoder", "refresh",
+            "document_encoder=refresh: without a workdir, the default is frozen, and this would "),
            ("train.steps", 5, "config.train.steps=5: without a workdir, the default is 1000,"),
            ("model.null_document", "bias",
             "^config.model.null_document=bias: it is learned, and nothing has been trained"))),
-    (lambda rag: rag_jax.load(rag.job.workdir, config=5), ConfigError, "5 is no configuration"),
+    *((lambda rag, given=given: rag_jax.load(rag.job.workdir, config=given), ConfigError,
+       "is no configuration") for given in (5, [], "")),
+    *((lambda rag, given=given: rag.ask("Who?", labels=given), ConfigError,
+       "config.eval.labels: ' *' is no answer; name every class") for given in (("a", ""), (" ",))),
+    (lambda rag: rag.evaluate("dev", labels=("Lima", "the lima")), ConfigError,
+     "'Lima' and 'the lima' are one answer to exact match"),
+    (lambda rag: dataclasses.replace(rag, job=dataclasses.replace(
+        rag.job, config=overrides.replace(rag.config, {"eval.labels": ("a", "A")}))).choose_k([1]),
+     ConfigError, "are one answer to exact match"),
+    (lambda rag: rag_jax.update_index(rag.index.path, rag.job.workdir, add=[("z", "", "z")],
+                                      queries=""), DataError, "question source ''"),
+    (lambda rag: rag_jax.build_index("p.tsv", rag.job.workdir / "new", rag.job.workdir,
+                                     queries=""), DataError, "question source ''"),
     (lambda rag: rag_jax.train(5, "x"), ConfigError, "5 is neither a Config"),
 ])
 def test_mistakes_are_named(rag, ask, error, text):

@@ -315,6 +315,15 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_anything_is_read(
             conversion.convert(str(folders / "rag"), str(tmp_path / target))
 
 
+@pytest.mark.parametrize("odd", [None, "", "a" * 300, "a\0b"])
+def test_what_names_no_folder_is_refused(odd, folders, tmp_path):
+    """They were errors of the operating system, or of Python, without the argument's name."""
+    with pytest.raises(ConfigError, match="^--from="):
+        conversion.convert(odd, str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match="^--to="):
+        conversion.convert(str(folders / "bart"), odd)
+
+
 def test_a_damaged_source_leaves_nothing_behind(folders, tmp_path):
     source = tmp_path / "source"
     source.mkdir()

@@ -413,7 +413,7 @@ def test_settings_of_words_are_those_of_the_index(folder, tmp_path):
     ({"retrieval.retriever": "hybrid"}, "run 'bm25' sets config.retrieval.retriever=bm25; leave"),
     ({"model.null_document": "bias"}, "config.model.null_document=bias: it is learned"),
     ({"data.prompt": "{passage} {question}"}, "config.data.prompt=.*: none is read with"),
-    ({"retrieval.k": 0}, "config.retrieval.k=0: .*run answers from its documents; leave the"),
+    ({"retrieval.k": 0}, "config.retrieval.k=0: .*run answers from its documents; set 1 or"),
     ({"retrieval.bm25_weight": 0.9}, "bm25_weight=0.9: .*run was indexed with 0.5, and this would"),
     ({"train.optimizer.b1": 0.5}, "optimizer.b1=0.5: .*run was indexed with 0.9, and this would"),
     ({"generator_warmup.steps": 7}, "generator_warmup.steps=7: .*, and this would change nothing"),
@@ -701,6 +701,22 @@ def towers(tmp_path_factory, one_device):
     return {f"model.{name}.pretrained": str(folder / name) for name in ("retriever", "generator")}
 
 
+def test_settings_by_which_nothing_could_be_answered_are_refused_before(folder, tmp_path, towers):
+    """They were kept, and every later command failed, whatever it set."""
+    with pytest.raises(ConfigError, match="retrieval.k=0: .* answers from its passages; set 1 or"):
+        rag_jax.ingest(folder, tmp_path / "run", config={"retrieval.k": 0})
+    generator = {"model.generator.pretrained": towers["model.generator.pretrained"]}
+    too_many = {"eval.num_return_sequences": 3}
+    with pytest.raises(ConfigError, match="num_return_sequences=3: must be at most num_beams=1"):
+        rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **generator, **too_many})
+    assert not (tmp_path / "run" / "config.json").exists()
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **generator})
+    with pytest.raises(ConfigError, match="num_return_sequences=3: must be at most num_beams=1"):
+        rag_jax.ingest(folder, tmp_path / "run", config=too_many)
+    rag_jax.ingest(folder, tmp_path / "run", config={**too_many, "eval.num_beams": 3})
+    assert len(rag_jax.load(tmp_path / "run").ask("Who?")[0].alternatives) == 2
+
+
 def test_passages_are_asked_by_the_tokenizer_that_embedded_them(folder, tmp_path, towers):
     """Other passages were found, and vectors of other tokens added to the index."""
     written(folder, {"a.txt": "The first passage is longer than what is read below."})
@@ -890,6 +906,19 @@ def test_an_edit_adds_no_passage_in_the_tokens_of_another_generator(folder, tmp_
     with pytest.raises(ConfigError, match="not in the tokens of this .*: open the model again"):
         rag.add([("n", "Cuba", "Havana is in Cuba.")])
     assert "n" not in {*rag_jax.load(tmp_path / "run").index.passages.ids()}
+
+
+def test_an_edit_is_refused_where_the_index_was_made_again_without_a_generator(
+        folder, tmp_path, towers):
+    """It was taken, and every answer of the open model failed from then on."""
+    named = {"model.generator.pretrained": towers["model.generator.pretrained"]}
+    rag_jax.ingest(folder, tmp_path / "run", config={**SMALL, **named})
+    rag = rag_jax.load(tmp_path / "run")
+    rag_jax.ingest(folder, tmp_path / "run", config={"model.generator.pretrained": ""})
+    before = rag.index
+    with pytest.raises(ConfigError, match="made without a generator.*: open the model again"):
+        rag.add([("n", "Cuba", "Havana is in Cuba.")])
+    assert rag.index is before
 
 
 def test_an_edit_adds_no_passage_in_the_tokens_of_another_retriever(folder, tmp_path, towers):

@@ -86,7 +86,7 @@ def test_a_thread_may_ask_twice_and_another_may_not(tmp_path):
 
 @pytest.mark.parametrize("then, moved", [
     ("", False), ("cleaned", False), ("other network", False), ("without locks", False),
-    ("gone", True), ("another's", True)])
+    ("gone", True), ("another's", True), ("another", True)])
 def test_a_folder_that_was_moved_is_no_longer_written_into(tmp_path, monkeypatch, then, moved):
     """A training made the old name again and wrote there, beside the one that had begun there."""
     folder = tmp_path / "run"
@@ -101,13 +101,29 @@ def test_a_folder_that_was_moved_is_no_longer_written_into(tmp_path, monkeypatch
             monkeypatch.setattr(socket, "gethostname", lambda: "laptop.home")
         if then == "without locks":
             monkeypatch.setattr(filelock.FileLock, "is_locked", False)
-        if then in ("another's", "without locks"):
+        if then in ("another", "another's", "without locks"):
             folder.mkdir(exist_ok=True)
+        if then in ("another's", "without locks"):
             (folder / ".lock.json").write_text(json.dumps({
                 "host": socket.gethostname(), "pid": os.getpid(), "since": "2026-01-01"}))
         with pytest.raises(UserError, match="run: was moved") if moved else nullcontext():
             locks.check_held(folder)
     assert (folder / ".lock.json").exists() == (then in ("another's", "without locks"))
+
+
+def test_a_link_that_is_set_to_another_folder_is_no_longer_written_through(tmp_path):
+    """The results of a finished training behind it were overwritten."""
+    link = tmp_path / "latest"
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    link.symlink_to("one")
+    with locks.exclusive(link):
+        locks.check_held(link)
+        link.unlink()
+        link.symlink_to("two")
+        locks.check_held(tmp_path / "one")
+        with pytest.raises(UserError, match="latest: was moved"):
+            locks.check_held(link)
 
 
 def test_a_file_is_no_folder(tmp_path):

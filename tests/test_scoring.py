@@ -217,6 +217,9 @@ def test_predictions_in_a_file_are_scored_without_a_model(tmp_path, capsys):
         with pytest.raises(ConfigError, match="prints a table, for the answers to --questions"):
             evaluate.main(wrong)
 
+    with pytest.raises(ConfigError, match="config.eval.max_examples: would change nothing"):
+        evaluate.main([*flags, "--config.eval.max_examples=1"])
+
     def failing(*changed):
         predictions.write_text("\n".join(changed))
         with pytest.raises(UserError) as raised:

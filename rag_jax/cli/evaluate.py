@@ -5,8 +5,7 @@ and the retrieval monitors. Writes metrics.json and predictions.jsonl to --out, 
 earlier evaluation become earlier-NAME, or to WORKDIR/RUN/evaluation/SPLIT/ (or
 questions-NAME-DIGEST/; then -index-NAME-DIGEST, -step-STEP, and settings: -FIELD_VALUE-DIGEST).
 
-`--predictions FILE --questions FILE` scores answers of any system, without a model: JSON lines with
-"id" and "answer", as in predictions.jsonl.
+`--predictions FILE --questions FILE` scores answers of any system, JSON lines of "id" and "answer".
 """
 
 import argparse
@@ -47,6 +46,7 @@ def _score_file(options: argparse.Namespace, config: Config) -> None:
     if not options.questions or any(getattr(options, name) not in (None, ()) for name in unread):
         raise ConfigError("--predictions prints a table, for the answers to --questions: name "
                           "those, and no model or folder")
+    scoring.check_read(options.changed_fields)
     examples = load_examples(options.questions, data_dir=config.data.data_dir)
     predictions = scoring.read_predictions(options.predictions, examples)
     _show(f"{options.predictions} on {options.questions}",

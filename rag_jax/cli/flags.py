@@ -293,8 +293,7 @@ def workdir_config(options: argparse.Namespace) -> Config:
 
 def asked_config(options: argparse.Namespace) -> Config:
     """`workdir_config`; or, where no workdir is named, that of the towers that flags name."""
-    if options.workdir is None and any(
-            name.startswith("model.") and name.endswith(".pretrained")
-            for name in options.changed_fields):
+    sources = {name for name in options.changed_fields if name.endswith(".pretrained")}
+    if options.workdir is None and sources - {"model.reranker.pretrained"}:
         return Config(runs=(options.run or "rag_token",))
     return workdir_config(options)

@@ -53,8 +53,7 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--interactive answers on the terminal; leave --out or it out")
     if options.out:
         files.check_place(options.out, source=options.questions)
-    asked = [(f"asked-{number}", text) for number, text in enumerate(
-        checked_texts(options.question), 1)]
+    asked = [(f"asked-{n}", text) for n, text in enumerate(checked_texts(options.question), 1)]
     for _, text in asked:
         if options.heatmap and text.endswith((".html", ".png")):
             parser.error(f"{text!r} stands for a question; for a file write --heatmap={text}")
@@ -87,6 +86,7 @@ def _answer(options: argparse.Namespace, config: Config, asked: list[tuple[str, 
     if not hosts.leads():
         list(answers)  # every process computes its part of them
     elif options.out:
+        files.remove_leftovers(options.out.parent)
         with files.replaced(options.out, keep=True, aside=True) as file:
             for (name, question), answer in zip(asked, answers, strict=True):
                 record = {"id": name, "question": question, "answer": answer.text,

@@ -119,9 +119,9 @@ def _divided(path: str) -> tuple[pathlib.Path, str]:
     parts = path.split(":")
     for end in range(1, len(parts) + 1):
         file = pathlib.Path(":".join(parts[:end]))
-        if not file.is_file() and file.as_posix() in shipped():
+        if not os.path.isfile(file) and file.as_posix() in shipped():
             file = CONFIGS / file.name
-        if file.is_file():
+        if os.path.isfile(file):  # of a Path it is an error where the name is too long
             return file, ":".join(parts[end:])
     # All have the folder and the ending alike: what is between them is compared.
     names = {pathlib.PurePath(name).stem: name for name in shipped()}

@@ -357,14 +357,14 @@ class EvalConfig:
         "(thorough) a beam per document, every hypothesis scored under every document, or (fast) "
         "the same without that pass")
     num_beams: int | None = field(
-        None, "beam width; 1 = greedy; none = as the checkpoint says where it answers as it is "
-        "(train.steps=0), else 1", at_least=1, at_most=10_000)
+        None, "beam width, which samples have none of; 1 = greedy; none = as the checkpoint says "
+        "where it answers as it is (train.steps=0), else 1", at_least=1, at_most=10_000)
     min_length: int | None = field(
         None, "tokens of the shortest answer, </s> included; none = as num_beams, else 0",
         at_least=0)
     length_penalty: float | None = field(
-        None, "answers are ranked by log p / length**penalty, 0 = by log p; none = as num_beams "
-        "with strategy=marginal, else 0", at_least=-5, at_most=5)
+        None, "answers of a search are ranked by log p / length**penalty, 0 = by log p; none = as "
+        "num_beams with strategy=marginal, else 0", at_least=-5, at_most=5)
     no_repeat_ngram_size: int | None = field(
         None, "no n-gram of this size twice in an answer, 0 = no rule; none = as num_beams, else 0",
         at_least=0)

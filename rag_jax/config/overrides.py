@@ -116,8 +116,10 @@ def not_default(config: Config) -> list[str]:
     return differences(config, DEFAULT)
 
 
-def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config") -> AnyConfig:
-    """A copy of `config` with dotted fields replaced; strings are parsed to the field's type.
+def replace(config: AnyConfig, changes: Mapping[str, Any] | None, path: str = "config"
+            ) -> AnyConfig:
+    """A copy of `config` with dotted fields replaced (None = no field); strings are parsed to the
+    field's type.
 
     A section can be given as a dictionary of its fields; some (PRESETS) also as the name of a
     preset. Whatever their order, sections are replaced before single fields of them, and a
@@ -126,6 +128,8 @@ def replace(config: AnyConfig, changes: Mapping[str, Any], path: str = "config")
     Raises:
       ConfigError: an unknown field or a value of another type, with near matches.
     """
+    if changes is None:
+        return config
     if not isinstance(changes, Mapping):
         raise ConfigError(f"{path}: {changes!r:.60} is no configuration; give a Config, or a "
                           "dictionary of its fields, such as {'eval.num_beams': 4}")

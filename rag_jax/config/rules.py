@@ -44,11 +44,11 @@ def check_sections(config: Config) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def changed(config: Config, changes: Mapping[str, Any]) -> Config:
+def changed(config: Config, changes: Mapping[str, Any] | None) -> Config:
     """The checked configuration of a run with some dotted fields replaced, but those that the run
     sets by itself."""
     config = validate(replace(config, changes), resolved=True)
-    check_set_by_runs(config, changes)
+    check_set_by_runs(config, changes or ())
     return config
 
 
@@ -125,6 +125,9 @@ def _texts(config: Config) -> Iterator[str]:
         for text in given if isinstance(given, tuple) else (given or "",):
             if not is_utf8(text):
                 yield f"config.{name}={text!r:.60}: is not UTF-8: write it so"
+    for label in config.eval.labels:
+        if not label.strip():
+            yield f"config.eval.labels: {label!r} is no answer; name every class by a text"
 
 
 def _runs(config: Config, trains: bool) -> Iterator[str]:
@@ -227,7 +230,7 @@ def _objective(config: Config, run: str, learns: bool) -> Iterator[str]:
     objective = train.retriever_objective
     named = f"config.train.retriever_objective={objective}: run {run!r}"
     if objective == "marginal":
-        if run == "fid_joint":
+        if learns and run == "fid_joint":
             yield (f"{named} sums no documents out, so its likelihood says nothing of the "
                    "retriever; set adist, pdist, emdr2 or loop, or name the run fid")
         return

@@ -68,7 +68,7 @@ def checked_passages(given: Passages | str | Iterable[str], untitled: bool = Fal
         DataError: one of them is no passage; the message has its number.
     """
     if isinstance(given, bytes) or not can_iterate(given):
-        raise DataError(f"passages: {given!r:.60} is none: expected a list of them")
+        raise DataError(f"passages: expected a list of them, not {given!r:.60}")
     alone = isinstance(given, str | Mapping) or _named(given)
     for number, passage in enumerate([given] if alone else given, 1):
         fields = passage[:3] if _named(passage) else passage

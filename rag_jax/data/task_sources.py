@@ -130,9 +130,11 @@ def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
                          "rag_jax.evaluate --questions), and neither trained on nor scored; "
                          f"{task.homepage} says who scores it")
     folder = _folder(name, data_dir)
-    count = 0
+    seen = count = 0
     read, path = READERS[split.read], str(locate(folder, split.file, task.homepage))
-    for where, example in read(path, hidden=True) if split.hidden else read(path):
+    rows = read(path, hidden=True) if split.hidden else read(path)
+    for where, example in rows:
+        seen += 1
         if split.half and held_out(example.question) != (split.half == "dev"):
             continue
         count += 1
@@ -141,6 +143,9 @@ def read_task(source: str, data_dir: str, hidden: bool = False) -> Rows:
                 yield where, example._replace(id=f"{example.id}.{number}", targets=(answer,))
         else:
             yield where, example
+    if seen and not count:
+        raise DataError(f"{source}: none of the {seen} questions in {path} is of this split: a "
+                        "hash of its text puts one in ten into dev, the others into train")
     if not count:
         raise DataError(f"{source}: no examples in {path}: expected at least one question; if the "
                         "file is damaged, remove it")

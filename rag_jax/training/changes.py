@@ -157,15 +157,15 @@ def check_untrained(config: Config, own: Config, had: str, indexes: bool = False
     """Raises ConfigError for a field of other value than in `own` that would change nothing where
     nothing is trained.
 
-    Sources decide what the towers are, whatever is said of them.
+    Sources decide what the towers are, whatever is said of them; tokenizers may be elsewhere.
 
     had: what has the values of `own`: "FOLDER was indexed with".
     indexes: as for `check_opened`.
     """
     for name in overrides.differences(own, config):
-        opened = rule(name).opened
-        if opened != "model" and not name.startswith("model."):
-            _check(opened, name, config, own, had, indexes)
+        if not name.startswith("model.") and not name.endswith("_tokenizer"):
+            opened = rule(name).opened
+            _check("unread" if opened == "model" else opened, name, config, own, had, indexes)
 
 
 def check_checkpoint(config: Config, own: Config, source: str) -> None:

@@ -27,7 +27,11 @@ class Clock:
         """Adds the time of its body to stage `name`, also when the body is interrupted.
 
         anew: replace the stage's time instead, as the body repeats all of its work.
+
+        Raises:
+          UserError: the workdir was moved since this process locked it.
         """
+        hosts.lead(lambda: locks.check_held(self._file.parent))
         hosts.say(f"== {name}")
         began, before = time.monotonic(), 0.0 if anew else self.secs.get(name, 0.0)
 

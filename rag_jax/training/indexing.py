@@ -182,7 +182,7 @@ def check_tokens(index: Index | IndexFolder, prepared: Prepared, remedy: str = "
     """Raises ConfigError where an index has no tokens for a generator, or those of another one."""
     if PASSAGE_TABLE not in index.passages.token_tables:
         raise ConfigError(f"{index.path}: was made without a generator, and its passages have no "
-                          "tokens that one reads; build an index for this one")
+                          f"tokens that one reads; {remedy}")
     if not has_tokens_of(index.passages, prepared.format):
         raise ConfigError(f"{index.path}: its passages are not in the tokens of this generator, as "
                           f"this version of rag_jax writes them; {remedy}")
@@ -202,28 +202,30 @@ def check_encoder_tokens(index: Index | IndexFolder, job: Job, remedy: str = "le
 
 def edit_passages(job: Job, out: pathlib.Path, embedder: PassageEmbedder | None,
                   add: Iterable[Passage], delete: Sequence[str], recall: RecallSettings,
-                  compact: bool | None, least: int) -> Index:
+                  compact: bool | None, answers: bool) -> Index:
     """Adds passages to an index and deletes others from it; opens the version that it publishes.
 
     Args:
-      job: makes the tokens of passages.
+      job: makes the tokens of passages; so many as a question reads have to be left.
       out: folder of the index.
       embedder: of the encoder that built it; None = an index of words.
-      add, delete, recall, compact, least: see `editing.edit_index`.
+      add, delete, recall, compact: see `editing.edit_index`.
+      answers: a generator reads its passages.
 
     Raises:
-      ConfigError: the index has been made again, for another generator.
+      ConfigError: the index has been made again, for another generator, or without one.
       RetrievalError: it has been made again, for another tokenizer of the retriever.
     """
-    tables = open_folder(current(out)).passages.token_tables  # raises where there is no index
-    prepared = job.prepared
+    open_folder(current(out))  # raises where there is no index
+    prepared, least = job.prepared, job.config.eval.k or 1
 
     def edited() -> Index:
         if hosts.leads():
             with staging(out) as folder:
                 before, remedy = open_folder(current(out)), (
                     "it was made again since this model was opened: open the model again")
-                if PASSAGE_TABLE in tables:
+                tables = before.passages.token_tables
+                if answers or PASSAGE_TABLE in tables:
                     check_tokens(before, prepared, remedy)
                 if embedder is not None:
                     check_encoder_tokens(before, job, remedy)

@@ -23,6 +23,7 @@ from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import OtherEncoderError, Passage, RetrievalError
 from rag_jax.retrieval.versions import current
 from rag_jax.training import changes, indexing, pretrained, workdir
+from rag_jax.training.answer_settings import decoding_settings
 from rag_jax.training.job import Job, fingerprint
 from rag_jax.training.opened import Rag
 from rag_jax.training.run_index import check_k
@@ -47,6 +48,11 @@ class Maker:
             ("document_encoder", "retriever_tokenizer"), ("generator", "generator_tokenizer"))
             if tower in self._towers and folder != path}
         self._job = _job(overrides.replace(self._config, own), path)
+        if "generator" in self._towers:  # complains before a document is read
+            said = pretrained.generation_defaults(
+                self._config, self._config.model.sources["generator"])
+            decoding_settings(pretrained.with_generation_defaults(self._job.config, said),
+                              self._job.prepared.generator_tokenizer)
         self.window = self._window() if "document_encoder" in self._towers else None
         self.embedded = 0
 
@@ -139,7 +145,7 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     Arguments and errors as of `api.load`.
     """
     if not isinstance(config, Config):
-        config = changed(workdir.read_run(path, run), config or {})
+        config = changed(workdir.read_run(path, run), config)
     run = workdir.run_of(path, config, run)
     made = overrides.for_run(workdir.read(path), run)
     if {"model.null_document", "model.head"} & {*overrides.differences(made, config)}:
@@ -148,8 +154,8 @@ def open_ingested(path: pathlib.Path, run: str | None, index: str | os.PathLike 
     _check_index(config, _untrained(made, run), path)
     changes.check_untrained(asked, made, f"{path} was indexed with")
     if not config.retrieval.k:
-        raise ConfigError(f"config.retrieval.k=0: {path} answers from its documents; leave the "
-                          "field out")
+        raise ConfigError(f"config.retrieval.k=0: {path} answers from its documents; set 1 "
+                          "or more")
     folder = path / INDEX if index is None else pathlib.Path(index)
     try:
         opened = indexing.open_host_index(folder, overrides.lexical(config))

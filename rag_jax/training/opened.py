@@ -14,7 +14,7 @@ import numpy as np
 from rag_jax import evaluation, scoring
 from rag_jax.answering import Answerer
 from rag_jax.config import Config, ConfigError
-from rag_jax.config.rules import changed
+from rag_jax.config.rules import changed, check_labels
 from rag_jax.data.batches import PASSAGE_TABLE
 from rag_jax.data.corpora import Passages, checked_passages, read_corpus
 from rag_jax.data.padding import pad_rows
@@ -322,8 +322,7 @@ class Rag:
         with workdirs.writing(path):
             index = indexing.with_words(job, indexing.edit_passages(
                 job, path, embedder, _passages(add, self.config), gone,
-                RecallSettings(vectors, seed=self.config.seed), compact,
-                self.config.eval.k or 1))
+                RecallSettings(vectors, seed=self.config.seed), compact, self.answers))
         if isinstance(self.index, DeviceIndex):
             index = on_device.updated(self.index, index, vectors, job.config, job.prepared.format)
         self.index = index
@@ -375,7 +374,9 @@ class Rag:
           **how: fields of `config.eval` to set otherwise; max_examples takes the first ones.
         """
         self._check_answers()
-        asked, config = self.questions(questions), self._as_asked(how).eval
+        asked, config = self.questions(questions), self._as_asked(how)
+        check_labels(config)
+        config = config.eval
         if not len(asked):
             raise DataError("questions: there are none; an evaluation needs one at least")
         if "max_examples" in how:  # the configured one is for evaluations during training
@@ -404,6 +405,7 @@ class Rag:
             numbers = []
         if not numbers or min(numbers) < 1:
             raise ConfigError(f"choose_k: {ks!r:.60}; name numbers of passages, such as [5, 10]")
+        check_labels(self.config)
         return evaluation.choose_k(lambda k: self.answerer(k=k), self.params,
                                    self._dev(), numbers, self.config.eval)
 

@@ -7,13 +7,14 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from rag_jax import config as configs
 from rag_jax import process
 from rag_jax.cli import flags, reproduce, train
-from rag_jax.config import ConfigError, config_files, overrides
+from rag_jax.config import Config, ConfigError, config_files, overrides
 from rag_jax.errors import Preempted
 from rag_jax.training import workdir
 
@@ -336,6 +337,15 @@ def test_a_workdir_without_config_is_named(tmp_path):
     with pytest.raises(configs.ConfigError, match="no config.json") as error:
         flags.parse_with_config(parser, [f"--workdir={tmp_path}"], flags.workdir_config)
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_reranker_is_no_tower_that_could_answer_without_a_workdir(monkeypatch):
+    """`generate` did not open the workdir of its --help, and asked for encoders."""
+    monkeypatch.setattr(flags, "workdir_config", lambda options: Config(seed=7))
+    for reranks, seed in ((("reranker",), 7), (("reranker", "generator"), 0)):
+        options = SimpleNamespace(workdir=None, run=None, changed_fields=tuple(
+            f"model.{name}.pretrained" for name in reranks))
+        assert flags.asked_config(options).seed == seed
 
 
 def test_run_picks_one_of_the_workdirs_runs(tmp_path):

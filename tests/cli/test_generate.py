@@ -3,11 +3,12 @@
 import io
 import json
 import re
+import subprocess
 from types import SimpleNamespace
 
 import pytest
 
-from rag_jax import api
+from rag_jax import api, files
 from rag_jax.cli import display, evaluate, flags, generate
 from rag_jax.config import Config
 from rag_jax.decoding.settings import Decoding
@@ -137,6 +138,16 @@ def test_answers_are_scored_as_predictions(asked, tmp_path, capsys):
         generate.main([*argv, f"--out={out}"])
     assert (tmp_path / "earlier-answers.jsonl").read_text() == first != out.read_text()
     assert not (tmp_path / "earlier-answers.jsonl-2").exists(), "the same answers are no others"
+
+
+def test_what_a_killed_command_left_is_removed_by_the_next(asked, tmp_path):
+    """A hidden file of answers stayed for every command that had been killed."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    left = tmp_path / f".answers.jsonl.rag_jax-{files._HOST}-{ended.pid}-0123abcd"
+    left.write_text("{}")
+    generate.main([*QUESTIONS, f"--out={tmp_path / 'answers.jsonl'}"])
+    assert [path.name for path in tmp_path.iterdir()] == ["answers.jsonl"]
 
 
 def test_what_data_holds_cannot_steer_the_terminal(capsys):

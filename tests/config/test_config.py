@@ -316,8 +316,6 @@ def test_a_null_document_is_one_to_tell_from_a_passage():
      "from a bm25_weight above 0 and below 1 on; set these, or none"),
     ({"train.collapse_guard": "freeze", "train.generator_rate": None},
      "config.train.collapse_guard=freeze: with config.train.generator_rate=none nothing"),
-    ({"runs": ("fid_joint",)}, "config.train.retriever_objective=marginal: run 'fid_joint' sums no "
-     "documents out, so its likelihood says nothing of the retriever; set adist, pdist, emdr2 or"),
     ({"runs": ("rag_token", "fid_joint"), "train.retriever_objective": "adist"},
      "config.train.retriever_objective=adist: run 'rag_token' decodes with each passage alone"),
     ({"runs": ("fid_joint",), "train.retriever_objective": "adist",
@@ -342,6 +340,8 @@ def test_fields_that_contradict_each_other_are_refused(changes, told):
 
 
 @pytest.mark.parametrize("changes, told", [
+    ({"runs": ("fid_joint",)}, "config.train.retriever_objective=marginal: run 'fid_joint' sums no "
+     "documents out, so its likelihood says nothing of the retriever; set adist, pdist, emdr2 or"),
     ({"train.retriever_objective": "emdr2", "retrieval.retriever": "hybrid",
       "retrieval.fusion": "reciprocal_rank"},
      "config.train.retriever_objective=emdr2: run 'rag_token' has no encoder that trains: the "
@@ -612,6 +612,8 @@ def test_a_shipped_file_is_found_from_any_folder_unless_there_is_one_of_its_name
     with pytest.raises(ConfigError, match="configs/quikstart.py: no such file here, .* did you "
                        "mean configs/quickstart.py"):
         config_files.load_file("configs/quikstart.py")
+    with pytest.raises(ConfigError, match="a: no such file here"):
+        config_files.load_file("a" * 300)
     (tmp_path / "configs").mkdir()
     written(tmp_path / "configs", "def get_config(): return Config(seed=77)\n", "quickstart.py")
     assert config_files.load_file("configs/quickstart.py").seed == 77

@@ -82,6 +82,15 @@ def test_a_file_without_a_question_is_named(tmp_path):
         load("task:natural_questions:test", tmp_path)
 
 
+def test_a_sound_file_without_a_question_of_the_split_is_not_called_damaged(tmp_path):
+    path = put(tmp_path, "natural_questions", "NQ-open.train.jsonl", lines([
+        {"question": question, "answer": ["a"]} for question in ("who", "where")]))
+    splits = {held_out(question) for question in ("who", "where")}
+    assert splits == {False}
+    with pytest.raises(DataError, match=f"none of the 2 questions in {path} is of this split"):
+        load("task:natural_questions:dev", tmp_path)
+
+
 def test_pages_of_one_output_of_kilt_are_one_evidence_set(tmp_path):
     """Pages that support an answer together must not count one by one."""
     path = tmp_path / "hotpot-dev-kilt.jsonl"

@@ -259,13 +259,15 @@ def test_a_source_needs_a_tokenizer_until_something_is_made_of_the_data(
 
 def test_the_times_of_a_workdir_that_was_moved_are_not_written_into_the_next(tmp_path):
     """The training that had begun at the old name got the times of the one before."""
-    work = tmp_path / "work"
-    with pytest.raises(KeyboardInterrupt), locks.exclusive(work), Clock(work).time("rag_token"):
+    work, other = tmp_path / "work", tmp_path / "other"
+    other.mkdir()
+    with Clock(other).time("index"):
+        pass
+    theirs, clock = Clock(other).secs, Clock(work)
+    with pytest.raises(KeyboardInterrupt), locks.exclusive(work), clock.time("rag_token"):
         work.rename(tmp_path / "moved")
-        work.mkdir()
-        (work / ".lock.json").write_text("{}")
-        with Clock(work).time("index"):
-            pass
-        theirs = Clock(work).secs
+        other.rename(work)
+        with pytest.raises(UserError, match="work: was moved"), clock.time("report"):
+            raise AssertionError("the report was made in the other's workdir")
         raise KeyboardInterrupt
     assert Clock(work).secs == theirs
