@@ -37,7 +37,7 @@ _ENDS = 1 << 20  # bytes at either end of a file
 _OWNED = re.compile(
     r"\.(?P<name>[^/]+)\.rag_jax-(?P<host>[A-Za-z0-9]+)-(?P<pid>\d+)-(?P<random>[0-9a-f]{8})")
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or what this user may have of it
-_OF_WRITING = (*_FULL, errno.EFBIG)
+OF_WRITING = (*_FULL, errno.EFBIG)
 _LOST_AFTER_SECS = 24 * 3600  # another host will not finish a file that it has not touched so long
 _alive: set[str] = set()  # names of the files and working folders that this process writes now
 
@@ -84,7 +84,7 @@ def naming(path: pathlib.Path) -> Iterator[None]:
     except OSError as error:
         short = re.fullmatch(r"\d+ requested and \d+ written", str(error))
         number = errno.ENOSPC if short else error.errno
-        if short or number in _OF_WRITING and error.filename is None:
+        if short or number in OF_WRITING and error.filename is None:
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import errno
 import functools
 import importlib.metadata
 import importlib.util
@@ -94,7 +93,7 @@ def _message(error: Exception) -> str:
     if isinstance(error, UserError) or error.strerror is None:
         return str(error)
     names = [str(name) for name in (error.filename, error.filename2) if name]
-    if not names and error.errno == errno.ENOSPC:
+    if not names and error.errno in files.OF_WRITING:
         names = ["standard output, or a file without a name"]
     return f"{' -> '.join(names)}: {error.strerror}" if names else str(error)
 

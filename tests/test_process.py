@@ -24,6 +24,8 @@ from rag_jax import config as configs
      "error: a -> b: Invalid cross-device link"),
     (OSError(errno.ENOSPC, "No space left on device"),
      "error: standard output, or a file without a name: No space left on device"),
+    (OSError(errno.EFBIG, "File too large"),
+     "error: standard output, or a file without a name: File too large"),
     (OSError(errno.EINTR, "Interrupted"), "error: [Errno 4] Interrupted"),
     (errors.UserError(f"save to /w/.x.y.rag_jax-{'ab' * 6}-7-0123abcd/content/z, .u.rag_jax-work"),
      "error: save to /w/x.y/z, .u.rag_jax-work"),

@@ -77,7 +77,8 @@ def open_job(config: Config, path: pathlib.Path, check: bool = False) -> Job:
             f"{path} has no passages and no questions to open. If rag_jax.convert wrote it, it "
             "holds checkpoints alone: name it as config.model.rag.pretrained, "
             "config.model.retriever.pretrained or config.model.generator.pretrained. If its "
-            f"training has not come so far, go on with python -m rag_jax.train --workdir={path}")
+            "training has not come so far, give the command again by which it began (python -m "
+            f"rag_jax.train --workdir={path}, with its --config and fields)")
     decoding_settings(config, prepared.generator_tokenizer)  # complains before training
     return Job(config, path, prepared, parallel.make_mesh(config.mesh))
 
