@@ -7,6 +7,7 @@ original.
 """
 
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -68,7 +69,8 @@ def convert(source: str, target: str, run: str | None = None, family: str | None
       ConfigError, HubError, CheckpointError, FolderError: something is missing, damaged or in the
         way.
     """
-    source = str(workdir.named("--from", source))
+    workdir.named("--from", source)  # as it is written: "./a/b" is no name of the hub
+    source = os.fspath(source)
     out = workdir.named("--to", target).absolute()
     if out.is_symlink() or out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--to={target} exists and is no empty folder; name a new one")

@@ -304,13 +304,16 @@ def remove_leftovers(folder: pathlib.Path, alone: bool = False) -> list[str]:
       The names that were removed.
     """
     paths = list(folder.iterdir()) if folder.is_dir() else []
-    leftovers = [path for path in paths if not path.is_symlink() and _is_leftover(path, alone)]
+    leftovers, removed = [
+        path for path in paths if not path.is_symlink() and _is_leftover(path, alone)], []
     for path in leftovers:
-        if path.is_dir():
-            _remove(path)
-        else:
-            path.unlink(missing_ok=True)
-    return [path.name for path in leftovers]
+        with contextlib.suppress(PermissionError):  # somebody else's, in a folder that all share
+            if path.is_dir():
+                _remove(path)
+            else:
+                path.unlink(missing_ok=True)
+            removed.append(path.name)
+    return removed
 
 
 def _is_leftover(path: pathlib.Path, alone: bool) -> bool:

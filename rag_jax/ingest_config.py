@@ -69,7 +69,7 @@ def config_of(path: pathlib.Path, given: Config | Mapping[str, Any] | None) -> C
                 f"config.{name}={overrides.shown(value)}: would change nothing: the passages are "
                 "those of the documents, divided by --words or --tokens (in Python chunking=), "
                 "--train and --dev name questions, and nothing is warmed up; leave it as it is")
-    if not config.retrieval.k:
+    if config.retrieval.k == 0:
         raise ConfigError("config.retrieval.k=0: a workdir of documents answers from its passages; "
                           "set 1 or more")
     if config.train.document_encoder != "frozen":

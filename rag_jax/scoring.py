@@ -26,7 +26,7 @@ from rag_jax.retrieval.protocol import Passage
 from rag_jax.types import Evidence
 
 RECALL_AT = (1, 5, 10, 20)
-READ = ("data.data_dir", "eval.metrics", "eval.nfd", "eval.kilt_pages")
+READ = ("data.data_dir", "eval.metrics", "eval.nfd")
 NO_ANSWER = "No Answer Present."  # MS-MARCO's reference of a question that has none
 
 Texts = Sequence[str]

@@ -713,7 +713,7 @@ def test_a_swapped_index_is_read_from_then_on(uninterrupted):
             "^config.model.null_document=bias: it is learned, and nothing has been trained"))),
     *((lambda rag, given=given: rag_jax.load(rag.job.workdir, config=given), ConfigError,
        "is no configuration") for given in (5, [], "")),
-    *((lambda rag, given=given: rag.ask("Who?", labels=given), ConfigError,
+    *((lambda rag, given=given: rag.evaluate("dev", labels=given), ConfigError,
        "config.eval.labels: ' *' is no answer; name every class") for given in (("a", ""), (" ",))),
     (lambda rag: rag.evaluate("dev", labels=("Lima", "the lima")), ConfigError,
      "'Lima' and 'the lima' are one answer to exact match"),

@@ -324,6 +324,12 @@ def test_what_names_no_folder_is_refused(odd, folders, tmp_path):
         conversion.convert(str(folders / "bart"), odd)
 
 
+def test_a_folder_that_is_not_there_is_no_name_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(HubError, match=r"no checkpoint '\./org/gen': there is no such folder, and"):
+        conversion.convert("./org/gen", str(tmp_path / "out"))
+
+
 def test_a_damaged_source_leaves_nothing_behind(folders, tmp_path):
     source = tmp_path / "source"
     source.mkdir()

@@ -99,6 +99,22 @@ def test_leftovers_of_dead_processes_are_removed_and_nothing_else(tmp_path):
         ".kept.rag_jax-work", unmarked, ".notes.tmp", "now"}
 
 
+def test_leftovers_that_are_somebody_elses_stay(tmp_path, monkeypatch):
+    """Nobody could write answers into a folder that all share, where another's command had died."""
+    for name in ("theirs", "ours"):
+        (tmp_path / f".{name}.rag_jax-{files._HOST}-{2**22 + 1}-0123abcd").write_text(name)
+    unlink = pathlib.Path.unlink
+
+    def refused(path, missing_ok=False):
+        if path.name.startswith(".theirs"):
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(pathlib.Path, "unlink", refused)
+    assert files.remove_leftovers(tmp_path) == [
+        f".ours.rag_jax-{files._HOST}-{2**22 + 1}-0123abcd"]
+
+
 def test_what_was_written_can_be_kept(tmp_path, capsys):
     """Answers that were computed for hours, before the disk was full or the process stopped."""
     path = tmp_path / "answers.jsonl"

@@ -18,12 +18,20 @@ from tokenizers import normalizers
 import rag_jax
 from rag_jax import conversion, hosts, ingest_config, ingestion, locks
 from rag_jax.cli import evaluate, generate, ingest, verify
-from rag_jax.config import BartConfig, BertConfig, Config, ConfigError, config_files, overrides
+from rag_jax.config import (
+    BartConfig,
+    BertConfig,
+    Config,
+    ConfigError,
+    TrainConfig,
+    config_files,
+    overrides,
+)
 from rag_jax.data import tokenizer_file
 from rag_jax.data.inputs import DONE
 from rag_jax.data.prepared import has_tokens_of
 from rag_jax.data.question_files import Example
-from rag_jax.data.text import encoder_input
+from rag_jax.data.text import Tokenizer, encoder_input
 from rag_jax.data.tokenizer_training import train_bart_tokenizer, train_bert_tokenizer
 from rag_jax.documents import workdir as record_files
 from rag_jax.documents.chunks import Chunking
@@ -42,7 +50,9 @@ from rag_jax.retrieval.manifest import open_folder
 from rag_jax.retrieval.passages import PassageStore
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.retrieval.versions import current
+from rag_jax.training import ingested
 from rag_jax.training import workdir as workdirs
+from rag_jax.training.ingested import Maker
 
 TEXTS = {"peru.md": "# Peru\n\nPeru has many hills.\n\n## Lima\n\nLima is the capital of Peru.",
          "sub/norway.html": "<title>Norway</title><p>Oslo is the capital of Norway.",
@@ -715,6 +725,35 @@ def test_settings_by_which_nothing_could_be_answered_are_refused_before(folder, 
         rag_jax.ingest(folder, tmp_path / "run", config=too_many)
     rag_jax.ingest(folder, tmp_path / "run", config={**too_many, "eval.num_beams": 3})
     assert len(rag_jax.load(tmp_path / "run").ask("Who?")[0].alternatives) == 2
+
+
+def test_settings_are_judged_by_the_models_that_answer(folder, tmp_path, towers, monkeypatch):
+    """A classifier with long labels, and what trained models can do, were refused, by the settings
+    of the checkpoint; what they cannot was taken."""
+    source = shutil.copytree(towers["model.generator.pretrained"], tmp_path / "generator")
+    (source / "generation_config.json").write_text(json.dumps({"max_length": 6, "num_beams": 4}))
+    base = Config(runs=ingest_config.LEXICAL, train=TrainConfig(steps=0))
+    config = overrides.replace(base, {**SMALL, "model.generator.pretrained": str(source)})
+
+    def judged(**fields):
+        Maker(overrides.replace(config, fields), tmp_path / "run")
+
+    few, late = {"eval.num_return_sequences": 3}, {"eval.min_length": 7}
+    judged(**few)
+    judged(**late)  # they may be trained yet
+    judged(**late, **{"train.steps": 5})
+    long = ("Lima in Peru, where it lies on the coast", "Oslo in Norway")
+    judged(**{"model.head": "classification", "eval.labels": long})
+    with pytest.raises(ConfigError, match="min_length=9: must be at most .*length=8"):
+        judged(**{"eval.min_length": 9})
+    trained = tmp_path / "run" / "trained"
+    (trained / "data").mkdir(parents=True)
+    Tokenizer.load(str(source)).save(trained / "data" / "generator_tokenizer")
+    workdirs.write(overrides.replace(config, {"train.steps": 5}), trained / "config.json")
+    monkeypatch.setattr(ingested, "answering", lambda path: trained)
+    judged(**late)
+    with pytest.raises(ConfigError, match="num_return_sequences=3: must be at most num_beams=1"):
+        judged(**few)
 
 
 def test_passages_are_asked_by_the_tokenizer_that_embedded_them(folder, tmp_path, towers):

@@ -60,11 +60,14 @@ def check_set_by_runs(config: Config, names: Iterable[str]) -> None:
 
 
 def check_labels(config: Config) -> None:
-    """Raises ConfigError where exact match takes two labels for one answer: a wrong class would
-    count as right. It is no part of `validate`: workdirs of an earlier version may have such, and
-    who only asks scores nothing."""
+    """Raises ConfigError for a blank label, and where exact match takes two labels for one answer:
+    a wrong class would count as right. It is no part of `validate`: workdirs of an earlier version
+    may have such, and who only asks scores nothing."""
     places: dict[str, int] = {}
     for place, label in enumerate(config.eval.labels):
+        if not label.strip():
+            raise ConfigError(f"config.eval.labels: {label!r} is no answer; name every class by a "
+                              "text")
         first = places.setdefault(normalize_answer(label, config.eval.nfd), place)
         if first != place:
             other = config.eval.labels[first]
@@ -125,9 +128,6 @@ def _texts(config: Config) -> Iterator[str]:
         for text in given if isinstance(given, tuple) else (given or "",):
             if not is_utf8(text):
                 yield f"config.{name}={text!r:.60}: is not UTF-8: write it so"
-    for label in config.eval.labels:
-        if not label.strip():
-            yield f"config.eval.labels: {label!r} is no answer; name every class by a text"
 
 
 def _runs(config: Config, trains: bool) -> Iterator[str]:

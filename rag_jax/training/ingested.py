@@ -1,6 +1,7 @@
 """Workdirs of `rag_jax.ingest`: how they are indexed, and how they are opened to answer."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,13 +49,27 @@ class Maker:
             ("document_encoder", "retriever_tokenizer"), ("generator", "generator_tokenizer"))
             if tower in self._towers and folder != path}
         self._job = _job(overrides.replace(self._config, own), path)
-        if "generator" in self._towers:  # complains before a document is read
-            said = pretrained.generation_defaults(
-                self._config, self._config.model.sources["generator"])
-            decoding_settings(pretrained.with_generation_defaults(self._job.config, said),
-                              self._job.prepared.generator_tokenizer)
+        if "generator" in self._towers:
+            self._check_decoding(config, None if folder == path else workdir.read(folder))
         self.window = self._window() if "document_encoder" in self._towers else None
         self.embedded = 0
+
+    def _check_decoding(self, config: Config, trained: Config | None) -> None:
+        """Raises a ConfigError for settings by which the generator could not answer: as it is, or,
+        as it may yet be trained, by them.
+
+        trained: what the models that were trained in the workdir, and answer, were trained with.
+        """
+        tokenizer = self._job.prepared.generator_tokenizer
+        if trained is None and not config.head_classes:
+            said = pretrained.generation_defaults(
+                self._config, self._config.model.sources["generator"])
+            with contextlib.suppress(ConfigError):
+                decoding_settings(
+                    pretrained.with_generation_defaults(self._job.config, said), tokenizer)
+                return
+        trained = dataclasses.replace(trained or config, eval=config.eval)
+        decoding_settings(overrides.for_run(trained, config.runs[0]), tokenizer)
 
     def _window(self) -> Window:
         data, encoder = self._job.config.data, self._job.config.model.retriever
