@@ -64,6 +64,20 @@ def check_read(fields: Iterable[str]) -> None:
                               f"all of which are scored; leave it out (read are {', '.join(READ)})")
 
 
+def check(examples: Sequence[Example], how: EvalConfig) -> None:
+    """Raises the ConfigErrors of `score` that are about the questions alone, of which it has no
+    score where one has no known answers."""
+    if not all(example.answers for example in examples):
+        return
+    if "regex" in how.metrics:
+        _patterns(examples)
+    if "ms_marco" in how.metrics:
+        _answerable(examples)
+    if "kilt" in how.metrics:
+        for example in examples:
+            _evidence(example, how.kilt_pages == "id")
+
+
 def score(predictions: Texts, examples: Sequence[Example], families: Sequence[str] = ("qa",),
           retrieved: Retrieved | None = None, *, how: EvalConfig | None = None,
           train: Sequence[Example] = ()) -> dict[str, float]:
@@ -184,16 +198,22 @@ def _qa(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | 
 def _regex(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
            how: EvalConfig) -> Scores:
     """regex_match (anchored at the start) and regex_search, where answers are such expressions."""
-    pairs = [pair for pair in zip(predictions, examples, strict=True) if pair[1].regex]
-    if not pairs:
-        raise ConfigError("config.eval.metrics=regex: no question has regular expressions as "
-                          'answers; mark those that have with "regex": true, or leave it out')
     match, search = [], []
-    for prediction, example in pairs:
+    for row in _patterns(examples):
+        prediction, example = predictions[row], examples[row]
         with question_named(example.id):
             for kind, values in (("match", match), ("search", search)):
                 values.append(pattern_match(prediction, example.answers, kind, nfd=how.nfd))
     return Scores(match, {"regex_search": _percent(search)})
+
+
+def _patterns(examples: Sequence[Example]) -> list[int]:
+    """The questions whose answers are regular expressions; ConfigError where there are none."""
+    rows = [row for row, example in enumerate(examples) if example.regex]
+    if not rows:
+        raise ConfigError("config.eval.metrics=regex: no question has regular expressions as "
+                          'answers; mark those that have with "regex": true, or leave it out')
+    return rows
 
 
 def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrieved | None,
@@ -201,9 +221,7 @@ def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrie
     """rouge_l and bleu_1 as MS-MARCO's scorer, and sacre_bleu, over the questions that have an
     answer; and distinct_trigrams of all predictions."""
     tokens = [spacy_tokens(text) for text in predictions]
-    answerable = [i for i, e in enumerate(examples) if NO_ANSWER not in e.answers]
-    if not answerable:
-        raise ConfigError(f"config.eval.metrics=ms_marco: every answer is {NO_ANSWER!r}")
+    answerable = _answerable(examples)
     references = [examples[i].answers for i in answerable]
     scored = [(tokens[i], list(map(spacy_tokens, texts)))
               for i, texts in zip(answerable, references, strict=True)]
@@ -214,6 +232,14 @@ def _ms_marco(predictions: Texts, examples: Sequence[Example], retrieved: Retrie
         "distinct_trigrams": 100.0 * distinct_ngram_ratio(tokens),
         "answerable_count": len(scored),
     })
+
+
+def _answerable(examples: Sequence[Example]) -> list[int]:
+    """The questions that have an answer; ConfigError where there are none."""
+    rows = [row for row, example in enumerate(examples) if NO_ANSWER not in example.answers]
+    if not rows:
+        raise ConfigError(f"config.eval.metrics=ms_marco: every answer is {NO_ANSWER!r}")
+    return rows
 
 
 def without_spaces(prediction: list[str], references: list[list[str]]

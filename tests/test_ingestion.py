@@ -733,7 +733,9 @@ def test_settings_are_judged_by_the_models_that_answer(folder, tmp_path, towers,
     source = shutil.copytree(towers["model.generator.pretrained"], tmp_path / "generator")
     (source / "generation_config.json").write_text(json.dumps({"max_length": 6, "num_beams": 4}))
     base = Config(runs=ingest_config.LEXICAL, train=TrainConfig(steps=0))
-    config = overrides.replace(base, {**SMALL, "model.generator.pretrained": str(source)})
+    config = overrides.replace(base, {
+        **SMALL, "data.max_target_length": Config().data.max_target_length,
+        "model.generator.pretrained": str(source)})
 
     def judged(**fields):
         Maker(overrides.replace(config, fields), tmp_path / "run")
@@ -742,10 +744,10 @@ def test_settings_are_judged_by_the_models_that_answer(folder, tmp_path, towers,
     judged(**few)
     judged(**late)  # they may be trained yet
     judged(**late, **{"train.steps": 5})
-    long = ("Lima in Peru, where it lies on the coast", "Oslo in Norway")
+    long = ("Lima in Peru, where it lies on the coast of the sea", "Oslo in Norway")
     judged(**{"model.head": "classification", "eval.labels": long})
-    with pytest.raises(ConfigError, match="min_length=9: must be at most .*length=8"):
-        judged(**{"eval.min_length": 9})
+    with pytest.raises(ConfigError, match="min_length=99: must be at most .*length=32"):
+        judged(**{"eval.min_length": 99})
     trained = tmp_path / "run" / "trained"
     (trained / "data").mkdir(parents=True)
     Tokenizer.load(str(source)).save(trained / "data" / "generator_tokenizer")

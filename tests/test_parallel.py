@@ -286,6 +286,25 @@ def test_a_mesh_with_other_axes_is_left_to_the_compiler(axes, implementation):
     np.testing.assert_allclose(loss(*placed), loss(params, batch, key), rtol=1e-5)
 
 
+def test_gradients_in_shard_map_are_those_of_the_whole_batch():
+    """As docs/functional.md says; without the cast, JAX refuses what the backward passes give."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    model = tiny.rag_model()
+    params, batch = tiny.rag_params(model), tiny.rag_batch(questions=8, model=model)
+
+    def loss(params, batch):
+        return likelihood.log_likelihood(model, params, batch)["log_p"].sum()
+
+    def shard(params, batch):
+        params = jax.lax.pcast(params, "data", to="varying")
+        return jax.lax.psum(jax.grad(loss)(params, batch), "data")
+
+    split = jax.shard_map(shard, mesh=mesh, out_specs=PartitionSpec(),
+                          in_specs=(PartitionSpec(), PartitionSpec("data")))
+    tiny.assert_trees_close(tiny.jit(split)(params, batch), tiny.jit(jax.grad(loss))(params, batch),
+                            rtol=1e-4, atol=1e-5)
+
+
 def mesh_of(sizes):
     return parallel.make_mesh(MeshConfig(*sizes), jax.devices()[: np.prod(sizes)])
 

@@ -4,6 +4,7 @@ Sizes are known when a program is traced, so the check costs nothing when it run
 would repeat an axis of size 1, and cut off positions that a model does not have.
 """
 
+import jax
 import jax.numpy as jnp
 
 from rag_jax.models.rag import RagModel
@@ -22,13 +23,21 @@ AXES = {
 def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
     """Raises a ValueError that names a field which does not fit the others or the model: by its
     shape or type, without the field that belongs to it, or with more tokens than the model has
-    positions.
+    positions; or which is missing, has no question, or lies on a mesh with explicit axes.
 
     longest_answer: tokens of an answer that is still to be decoded; 0 = the batch has the answers.
     """
     if not longest_answer and (batch.target_ids is None or batch.target_mask is None):
         raise ValueError("Batch.target_ids or target_mask is None: a likelihood is that of answers")
+    for name in _needed(model, batch):
+        if getattr(batch, name) is None:
+            raise ValueError(f"Batch.{name} is None: this model reads it")
     sizes = _sizes(model, batch)
+    if not sizes["B"]:
+        raise ValueError("Batch.doc_mask has no row: a batch has one question at least")
+    if jax.sharding.AxisType.Explicit in jax.typeof(batch.doc_mask).sharding.mesh.axis_types:
+        raise ValueError("Batch.doc_mask lies on a mesh with explicit axes, as jax.make_mesh makes "
+                         "them: give it axis_types=(jax.sharding.AxisType.Auto,) * AXES")
     for name in ("source_places", "target_places"):
         places = getattr(batch, name)
         if places is not None and (places.ndim != 2 or sizes["B"] % len(places)):
@@ -37,12 +46,24 @@ def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
     _check_lengths(model, sizes, longest_answer)
 
 
+def _needed(model: RagModel, batch: Batch) -> list[str]:
+    """The fields without which the model cannot read a batch, whatever is asked of it."""
+    needed = ["doc_mask", "source_ids", "source_mask"]
+    if not model.lexical:
+        needed += ["question_ids", "question_mask"]
+    if not model.lexical and not model.reranked and batch.passage_ids is None:
+        needed.append("doc_embeddings")
+    if model.reranked or model.fusion is not None:
+        needed.append("doc_scores")
+    return needed
+
+
 def _sizes(model: RagModel, batch: Batch) -> dict[str, int]:
     """The sizes of all axes, of which "question" and "passage" are L, and "sources" is K; raises
     ValueError as `check`."""
     null = model.null_document != "none"
     sizes = {"E": (model.embedding_width, "the model"),
-             "sources": (jnp.shape(batch.doc_mask)[-1] + null,
+             "sources": (sum(jnp.shape(batch.doc_mask)[-1:]) + null,
                          "Batch.doc_mask" + " with the null document" * null)}
     for name, axes in AXES.items():
         value = getattr(batch, name)

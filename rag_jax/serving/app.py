@@ -301,7 +301,7 @@ class Server:
                      "max_tokens_per_doc"), {"priority": (0,)})
         asking.known_model(fields, self._models)
         query = asking.question(fields, "query", settings)
-        documents = asking.documents(fields, settings.max_texts, settings.max_question)
+        documents = asking.documents(fields, settings.max_texts, settings.max_body)
         top = fields.number("top_n", len(documents), 1, 2**31, whole=True)
         with_texts, index = fields.flag("return_documents"), self.indexes.current
         longest = index.rag.config.data.max_passage_length  # some clients send Cohere's, 4096

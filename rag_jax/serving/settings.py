@@ -22,7 +22,7 @@ class Settings:
         these sizes. Sixteen clients that each ask again when they are answered soon become two
         groups of eight that take turns.
       max_waiting: questions, and texts to embed, that may wait; more are refused with 429.
-      max_question: characters of a question; more are refused with 422.
+      max_question: characters of a question, or of a text to embed; more are refused with 422.
       max_texts: texts to embed or to rank in a request, passages to add, delete or retrieve (422).
       max_choices: answers to a question (422).
       max_body: bytes of the body of a request (413).

@@ -61,7 +61,7 @@ class Maker:
         trained: what the models that were trained in the workdir, and answer, were trained with.
         """
         tokenizer = self._job.prepared.generator_tokenizer
-        if trained is None and not config.head_classes:
+        if trained is None:
             said = pretrained.generation_defaults(
                 self._config, self._config.model.sources["generator"])
             with contextlib.suppress(ConfigError):

@@ -22,7 +22,7 @@ import pathlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from rag_jax import answering, files, hosts, locks, parallel
+from rag_jax import answering, files, hosts, locks, parallel, scoring
 from rag_jax.config import Config, ConfigError, overrides, rules
 from rag_jax.countries.world import build_world
 from rag_jax.data.inputs import is_prepared
@@ -156,6 +156,7 @@ def warm_up(config: Config, path: pathlib.Path) -> Warm:
         with _made_again(path / "data"):
             job = open_job(config, path, check=True)
         check_k(job)
+        check_scores(job)
         if config.model.reranker.pretrained and any(
                 overrides.for_run(config, run).retrieval.k for run in config.runs):
             weights.check(config, path, (families.RERANKER,))
@@ -224,6 +225,16 @@ def check_k(job: Job) -> None:
                     raise ConfigError(
                         f"config.{name}={k}: {store_name} has {len(store)} passages; set at most "
                         "so many, in the same workdir, which has trained nothing with it yet")
+
+
+def check_scores(job: Job) -> None:
+    """Raises ConfigError where the questions of a split cannot be scored as config.eval says."""
+    how, splits = job.config.eval, job.prepared.splits
+    if how.metrics == ("qa",):  # which any question can be; no split is read here
+        return
+    scoring.check(splits["dev"][: how.max_examples or None], how)
+    if "test" in splits:
+        scoring.check(splits["test"], how)
 
 
 def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = None

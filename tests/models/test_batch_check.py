@@ -1,10 +1,13 @@
 """A batch whose fields do not fit each other or the model is refused, with the field's name."""
 
 import dataclasses
+from contextlib import nullcontext
 
+import jax
 import numpy as np
 import pytest
 import tiny
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rag_jax.config import CausalConfig
 from rag_jax.models import batch_check
@@ -27,6 +30,13 @@ def long(tokens):
      r"must be \[B, L\] with L = 6, as Batch.question_ids says"),
     ("source_mask", BATCH.source_mask[:, 0], r"source_mask .* must be \[B, K, S\]"),
     ("source_ids", BATCH.source_ids[:, :2], "with K = 3, as Batch.doc_mask says"),
+    ("doc_mask", None, "Batch.doc_mask is None: this model reads it"),
+    ("doc_mask", np.bool_(True), r"Batch.doc_mask has shape \(\): must be \[B, K\]"),
+    ("source_ids", None, "Batch.source_ids is None"),
+    ("source_mask", None, "Batch.source_mask is None"),
+    ("question_ids", None, "Batch.question_ids is None"),
+    ("question_mask", None, "Batch.question_mask is None"),
+    ("doc_embeddings", None, "Batch.doc_embeddings is None"),
     ("doc_mask", BATCH.doc_mask.astype(np.int32), "Batch.doc_mask is int32: must be bool"),
     ("target_ids", None, "Batch.target_ids or target_mask is None"),
     ("question_ids", BATCH.question_ids.tolist(), "Batch.question_ids is a list: must be an array"),
@@ -38,6 +48,34 @@ def long(tokens):
 def test_a_field_that_does_not_fit_is_named(field, value, words):
     with pytest.raises(ValueError, match=words):
         log_likelihood(MODEL, {}, BATCH._replace(**{field: value}))
+
+
+def test_a_batch_without_a_question_is_refused():
+    """It was a division by zero in a layer."""
+    with pytest.raises(ValueError, match="a batch has one question at least"):
+        log_likelihood(MODEL, {}, jax.tree.map(lambda x: x[:0], BATCH))
+
+
+def test_what_a_model_does_not_read_may_be_missing():
+    bare = BATCH._replace(question_ids=None, question_mask=None, doc_embeddings=None)
+    batch_check.check(dataclasses.replace(MODEL, lexical=True), bare)
+    embedded = BATCH._replace(doc_embeddings=None, passage_ids=BATCH.source_ids,
+                              passage_mask=BATCH.source_mask)
+    batch_check.check(MODEL, embedded)
+    reranks = dataclasses.replace(MODEL, reranked=True)
+    with pytest.raises(ValueError, match="Batch.doc_scores is None"):
+        batch_check.check(reranks, BATCH)
+    batch_check.check(reranks, BATCH._replace(doc_embeddings=None, doc_scores=BATCH.doc_embeddings[
+        ..., 0]))
+
+
+def test_explicit_axes_are_refused():
+    """The first embedding table failed, with an error of JAX about out_sharding."""
+    for kind, told in ((AxisType.Explicit, "explicit axes"), (AxisType.Auto, None)):
+        mesh = jax.make_mesh((3,), ("data",), axis_types=(kind,), devices=jax.devices()[:3])
+        placed = jax.device_put(BATCH, NamedSharding(mesh, PartitionSpec("data")))
+        with pytest.raises(ValueError, match=told) if told else nullcontext():
+            batch_check.check(MODEL, placed)
 
 
 def test_a_null_document_is_one_more_source():

@@ -218,6 +218,10 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
             refused = asking.post(route, json={
                 "model": "rag_token", "query": ASK, "documents": texts, field: value})
             assert (refused.status_code, refused.json()["error"]["param"]) == (422, field)
+    whole = "Lima is in Peru. " * 1_000  # of which the model reads the beginning
+    equal = asking.post("/v2/rerank", json={
+        "model": "rag_token", "query": ASK, "documents": [whole, whole[:4_000]]}).json()["results"]
+    assert [each["relevance_score"] for each in equal] == pytest.approx([0.5, 0.5])
     for k in (1, 3):
         reply = asking.post("/retrieve", json={"question": ASK, "k": k}).json()
         found = reply["passages"]

@@ -5,14 +5,17 @@ import errno
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import rag_jax
 from rag_jax import hosts, locks
-from rag_jax.config import Config, ConfigError, overrides
+from rag_jax.config import Config, ConfigError, EvalConfig, overrides
 from rag_jax.data.prepare import prepare
+from rag_jax.data.question_files import Example
 from rag_jax.errors import UserError
+from rag_jax.evaluation import evaluate
 from rag_jax.retrieval.protocol import RetrievalError
 from rag_jax.steps import warn_of_unfinished
 from rag_jax.training import run, workdir
@@ -144,6 +147,33 @@ def test_an_index_that_cannot_be_made_is_met_before_anything_is_trained(tmp_path
     with pytest.raises(ConfigError, match="config.retrieval.index=scann: ScaNN cannot be imported"):
         train(config, tmp_path / "work")
     assert not (tmp_path / "work" / "data").exists()
+
+
+def test_questions_that_cannot_be_scored_are_met_before_anything_is_trained(tmp_path, monkeypatch):
+    """All steps until the first evaluation were lost."""
+    config = overrides.replace(own_config(tmp_path), {
+        "eval.metrics": ("qa", "regex"), "retrieval.k": 2})
+    monkeypatch.setattr(run, "warm_up_retriever", None)
+    with pytest.raises(ConfigError, match="metrics=regex: no question has regular expressions"):
+        train(config, tmp_path / "work")
+    plain = Example("1", "Who?", ("Lima",), titles=("Peru",))
+    none = Example("2", "Who?", ("No Answer Present.",))
+    pattern, paged = plain._replace(regex=True), plain._replace(evidence=("1\tPeru",))
+    for metrics, pages, dev, test, told in (
+            ("regex", "title", [pattern], [plain], "metrics=regex"),
+            ("regex", "title", [pattern], [plain._replace(answers=())], None),
+            ("ms_marco", "title", [plain], [none], "metrics=ms_marco: every answer is"),
+            ("kilt", "id", [paged], [plain], "kilt_pages=id: question '1' has titles"),
+            ("kilt", "title", [paged], [plain], None), ("qa", "id", [plain], [none], None),
+            ("regex", "title", [plain, pattern], [pattern], "metrics=regex")):
+        asked = overrides.replace(Config(), {"eval.metrics": (metrics,), "eval.kilt_pages": pages,
+                                             "eval.max_examples": 1})
+        job = SimpleNamespace(config=asked, prepared=SimpleNamespace(
+            splits={"dev": dev, "test": test}))
+        with pytest.raises(ConfigError, match=told) if told else contextlib.nullcontext():
+            run.check_scores(job)
+    with pytest.raises(ConfigError, match="metrics=regex"):  # before they are answered
+        evaluate(None, {}, SimpleNamespace(examples=[plain]), how=EvalConfig(metrics=("regex",)))
 
 
 def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, capsys):
