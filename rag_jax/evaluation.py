@@ -65,7 +65,7 @@ def evaluate(answerer: Answerer, params: Params, questions: QuestionTokens,
       hybrid_weight: where the weight of words is learned.
     """
     known, how = _known(questions.examples), how or EvalConfig()
-    scoring.check(questions.examples, how)
+    scoring.check(questions.examples, how, retrieved is not None or answerer.index is not None)
     if retrieved is None:
         retrieved = answerer.retrieve(params, questions)
     answers = answerer.decode(params, questions, retrieved)

@@ -303,11 +303,11 @@ def remove_leftovers(folder: pathlib.Path, alone: bool = False) -> list[str]:
     Returns:
       The names that were removed.
     """
-    paths = list(folder.iterdir()) if folder.is_dir() else []
-    leftovers, removed = [
-        path for path in paths if not path.is_symlink() and _is_leftover(path, alone)], []
-    for path in leftovers:
+    paths, removed = list(folder.iterdir()) if folder.is_dir() else [], []
+    for path in paths:
         with contextlib.suppress(PermissionError):  # somebody else's, in a folder that all share
+            if path.is_symlink() or not _is_leftover(path, alone):
+                continue
             if path.is_dir():
                 _remove(path)
             else:

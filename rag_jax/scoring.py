@@ -64,16 +64,19 @@ def check_read(fields: Iterable[str]) -> None:
                               f"all of which are scored; leave it out (read are {', '.join(READ)})")
 
 
-def check(examples: Sequence[Example], how: EvalConfig) -> None:
+def check(examples: Sequence[Example], how: EvalConfig, retrieves: bool = True) -> None:
     """Raises the ConfigErrors of `score` that are about the questions alone, of which it has no
-    score where one has no known answers."""
+    score where one has no known answers.
+
+    retrieves: they are answered from passages, whose pages are scored, too.
+    """
     if not all(example.answers for example in examples):
         return
     if "regex" in how.metrics:
         _patterns(examples)
     if "ms_marco" in how.metrics:
         _answerable(examples)
-    if "kilt" in how.metrics:
+    if retrieves and "kilt" in how.metrics:
         for example in examples:
             _evidence(example, how.kilt_pages == "id")
 

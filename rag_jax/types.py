@@ -24,7 +24,7 @@ class Prefixes(NamedTuple):
 class Batch(NamedTuple):
     """One global batch of RAG training or evaluation; the leading axis is split over `data`.
 
-    Rows of weight 0 fill up the batch; they have no influence.
+    Rows of weight 0 fill up the batch; their numbers have no influence, but must be finite.
     """
 
     question_ids: Array  # int32[B, L], for the query encoder

@@ -113,6 +113,17 @@ def test_leftovers_that_are_somebody_elses_stay(tmp_path, monkeypatch):
     monkeypatch.setattr(pathlib.Path, "unlink", refused)
     assert files.remove_leftovers(tmp_path) == [
         f".ours.rag_jax-{files._HOST}-{2**22 + 1}-0123abcd"]
+    closed = tmp_path / f".index.rag_jax-{files._HOST}-{2**22 + 1}-0123abcd"
+    closed.mkdir()
+    is_file = pathlib.Path.is_file
+
+    def unseen(path):
+        if path.parent == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(pathlib.Path, "is_file", unseen)
+    assert files.remove_leftovers(tmp_path) == []
 
 
 def test_what_was_written_can_be_kept(tmp_path, capsys):

@@ -756,6 +756,11 @@ def test_settings_are_judged_by_the_models_that_answer(folder, tmp_path, towers,
     judged(**late)
     with pytest.raises(ConfigError, match="num_return_sequences=3: must be at most num_beams=1"):
         judged(**few)
+    workdirs.write(overrides.replace(config, {"runs": ("bm25_sequence",), "train.steps": 5}),
+                   trained / "config.json")
+    judged()  # this run may be trained there next
+    with pytest.raises(ConfigError, match="num_return_sequences=3: must be at most num_beams=1"):
+        judged(**few)
 
 
 def test_passages_are_asked_by_the_tokenizer_that_embedded_them(folder, tmp_path, towers):

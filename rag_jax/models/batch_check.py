@@ -23,7 +23,7 @@ AXES = {
 def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
     """Raises a ValueError that names a field which does not fit the others or the model: by its
     shape or type, without the field that belongs to it, or with more tokens than the model has
-    positions; or which is missing, has no question, or lies on a mesh with explicit axes.
+    positions; or which is missing or empty, or is split over explicit axes of a mesh.
 
     longest_answer: tokens of an answer that is still to be decoded; 0 = the batch has the answers.
     """
@@ -33,11 +33,14 @@ def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
         if getattr(batch, name) is None:
             raise ValueError(f"Batch.{name} is None: this model reads it")
     sizes = _sizes(model, batch)
-    if not sizes["B"]:
-        raise ValueError("Batch.doc_mask has no row: a batch has one question at least")
-    if jax.sharding.AxisType.Explicit in jax.typeof(batch.doc_mask).sharding.mesh.axis_types:
-        raise ValueError("Batch.doc_mask lies on a mesh with explicit axes, as jax.make_mesh makes "
-                         "them: give it axis_types=(jax.sharding.AxisType.Auto,) * AXES")
+    if not (sizes["B"] or longest_answer):
+        raise ValueError("Batch.doc_mask has no row: a likelihood is that of one question at least")
+    if not sizes["sources"]:
+        raise ValueError("Batch.doc_mask has no column: a question has one passage at least")
+    placed = jax.typeof(batch.doc_mask).sharding
+    if jax.sharding.AxisType.Explicit in placed.mesh.axis_types and any(placed.spec):
+        raise ValueError("Batch.doc_mask is split over explicit axes of a mesh, as jax.make_mesh "
+                         "makes them: give it axis_types=(jax.sharding.AxisType.Auto,) * AXES")
     for name in ("source_places", "target_places"):
         places = getattr(batch, name)
         if places is not None and (places.ndim != 2 or sizes["B"] % len(places)):
@@ -49,12 +52,13 @@ def check(model: RagModel, batch: Batch, longest_answer: int = 0) -> None:
 def _needed(model: RagModel, batch: Batch) -> list[str]:
     """The fields without which the model cannot read a batch, whatever is asked of it."""
     needed = ["doc_mask", "source_ids", "source_mask"]
-    if not model.lexical:
+    if not (model.lexical or model.reranked):
         needed += ["question_ids", "question_mask"]
-    if not model.lexical and not model.reranked and batch.passage_ids is None:
-        needed.append("doc_embeddings")
+        needed += ["doc_embeddings"] * (batch.passage_ids is None)
     if model.reranked or model.fusion is not None:
         needed.append("doc_scores")
+    if model.classes:
+        needed += ["decoder_ids", "decoder_mask"]
     return needed
 
 
@@ -101,7 +105,7 @@ def _check_lengths(model: RagModel, sizes: dict[str, int], longest_answer: int) 
                    ("source_ids and the decoder_ids that continue them", source + question,
                     model.generator)]
     if not model.lexical:
-        lengths += [("question_ids", sizes["question"], model.retriever),
+        lengths += [("question_ids", sizes.get("question", 0), model.retriever),
                     ("passage_ids", sizes.get("passage", 0), model.retriever)]
     for name, length, tower in lengths:
         if length > tower.max_positions:

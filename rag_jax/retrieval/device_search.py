@@ -14,8 +14,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rag_jax.parallel import platform
-from rag_jax.retrieval.protocol import SearchResult
+from rag_jax.retrieval.protocol import RetrievalError, SearchResult
 
+DTYPES = ("float32", "bfloat16", "int8")
 MARGIN = 16  # candidates beyond k that are scored again
 GROUP = 128  # scores of which the maximum is looked at first
 INT8_CANDIDATES = 4  # times k, for int8 rows: their scores are coarser
@@ -38,6 +39,18 @@ class DeviceSettings:
     capacity: int = 0
     recall_target: float = 1.0
     score_bytes: int = 256 * 2**20
+
+    def __post_init__(self):
+        for name, value in dataclasses.asdict(self).items():
+            if name == "dtype":
+                good, allowed = value in DTYPES, ", ".join(DTYPES)
+            elif name == "recall_target":
+                good, allowed = 0 < value <= 1, "a number above 0, up to 1"
+            else:
+                lowest = int(name == "score_bytes")
+                good, allowed = type(value) is int and value >= lowest, f"an integer >= {lowest}"
+            if not good:
+                raise RetrievalError(f"DeviceSettings.{name}={value!r}; allowed is {allowed}.")
 
 
 class DeviceTables(NamedTuple):

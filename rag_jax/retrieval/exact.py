@@ -30,6 +30,9 @@ class ExactIndex(Index):
             raise RetrievalError(
                 f"an index needs float32 embeddings [N, E] with N and E at least 1, got "
                 f"{embeddings.dtype}{list(embeddings.shape)}.")
+        if valid is not None and (valid.dtype, valid.shape) != (np.bool_, embeddings.shape[:1]):
+            raise RetrievalError(f"valid is {valid.dtype}{list(valid.shape)}: must be "
+                                 f"bool[{len(embeddings)}], one for each embedding.")
         self._embeddings, self._valid = embeddings, valid
         self.size, self.width = embeddings.shape
         if valid is not None:
@@ -101,7 +104,7 @@ def row_scores(queries: np.ndarray, embeddings: np.ndarray, ids: np.ndarray) -> 
         embeddings: float32[N, E].
         ids: integers[B, K].
     """
-    scores, step = np.empty(ids.shape, np.float32), max(1, PAIRS // ids.shape[1])
+    scores, step = np.empty(ids.shape, np.float32), max(1, PAIRS // max(1, ids.shape[1]))
     for begin in range(0, len(ids), step):
         some = slice(begin, begin + step)
         scores[some] = inner_products(queries[some, None], embeddings[ids[some]])

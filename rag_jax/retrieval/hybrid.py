@@ -14,6 +14,7 @@ from rag_jax.retrieval.protocol import (
     RetrievalError,
     SearchResult,
     check_queries,
+    check_vectors,
     merge,
 )
 
@@ -65,7 +66,11 @@ class HybridIndex(IndexWrapper):
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """The k passages with the highest joined scores among those that either index nominates, in
         the order of their logits."""
+        if getattr(queries, "dtype", np.dtype(object)).names is None:
+            raise RetrievalError("queries of a hybrid index are what hybrid_queries returns, of "
+                                 f"vectors and texts; got {queries!r:.60}.")
         vectors = check_queries(queries["vector"], self.index.width)
+        check_vectors(queries["weight"][:, None], lambda row: f"the weight of query {row}")
         count = min(self.size, max(NOMINATED, 4 * k))
         ids = np.concatenate([self.index.search(vectors, count).ids, self._by_words(
             queries["text"], count)], axis=1)

@@ -15,7 +15,9 @@ from rag_jax.retrieval.protocol import (
     Division,
     Hosts,
     Index,
+    RetrievalError,
     SearchResult,
+    check_queries,
     check_rows,
     merge,
 )
@@ -148,6 +150,10 @@ class PassageIndex(Index):
 
     def scores(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Inner products float32[B, K] of queries float32[B, E] with rows integers[B, K]."""
+        ids, queries = np.asarray(ids), check_queries(queries, self.width)
+        if ids.ndim != 2 or len(ids) != len(queries):
+            raise RetrievalError(f"{self.path}: scores: rows have shape {list(ids.shape)}: must be "
+                                 f"[{len(queries)}, K], K for each query.")
         check_rows(ids, len(self.passages), f"{self.path}: scores")
         self._embeddings.check(ids)
         return row_scores(queries, self._embeddings.unverified, ids)

@@ -109,7 +109,7 @@ class Index(abc.ABC):
         Raises:
             RetrievalError: k or the queries do not fit the index.
         """
-        check_k(k, self.size)
+        k = check_k(k, self.size)
         if self.width is not None:
             queries = check_queries(queries, self.width)
         if not len(queries):
@@ -151,15 +151,20 @@ class IndexWrapper(Index):
         return self.index.embeddings(ids)
 
 
-def check_k(k: int, size: int) -> None:
-    """Raises a RetrievalError unless k is an integer from 1 to `size`."""
+def check_k(k: int, size: int) -> int:
+    """Returns k, of any type of integers, as an int; numpy's narrow ones overflow.
+
+    Raises:
+        RetrievalError: k is no integer from 1 to `size`.
+    """
     try:
-        k = operator.index(k)
+        k = int(operator.index(k))
     except TypeError:
         raise RetrievalError(f"k must be an integer, got {k!r}.") from None
     if not 1 <= k <= size:
         raise RetrievalError(
             f"k={k}: an index of {size} passages allows 1 to {size}; lower k, or index more.")
+    return k
 
 
 def check_queries(queries: np.ndarray, width: int) -> np.ndarray:

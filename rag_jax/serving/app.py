@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rag_jax.retrieval.protocol import Passage
 from rag_jax.serving import asking, failures, page, results
 from rag_jax.serving.batching import Worker
 from rag_jax.serving.events import Events
@@ -30,6 +31,7 @@ from rag_jax.serving.settings import Settings
 from rag_jax.types import Answer, Evidence
 
 Handler = Callable[[Request], Awaitable[Response]]
+CHARACTERS = 64  # of a document to rank that are tokenized, for each token that is read
 CLIENT_LEFT = 499  # a status for the metrics alone
 UNCOUNTED = {"/health", "/ready", *(f"/{path}" for path in page.FILES)}
 
@@ -301,14 +303,16 @@ class Server:
                      "max_tokens_per_doc"), {"priority": (0,)})
         asking.known_model(fields, self._models)
         query = asking.question(fields, "query", settings)
-        documents = asking.documents(fields, settings.max_texts, settings.max_body)
+        documents = asking.documents(fields, settings.max_texts)
         top = fields.number("top_n", len(documents), 1, 2**31, whole=True)
         with_texts, index = fields.flag("return_documents"), self.indexes.current
         longest = index.rag.config.data.max_passage_length  # some clients send Cohere's, 4096
         fields.number("max_tokens_per_doc", longest, longest, 2**31, whole=True)
+        # All that is given is tokenized, though no more than `longest` tokens are read.
+        begun = [Passage(*(part[: CHARACTERS * longest] for part in each)) for each in documents]
         (vector,), vectors = await asyncio.gather(
             self._computed(request, index, "query_encoder", [query]),
-            self._computed(request, index, "document_encoder", documents))
+            self._computed(request, index, "document_encoder", begun))
         p = results.softmax(np.stack(vectors) @ vector)
         return JSONResponse({"id": uuid.uuid4().hex, "results": [
             {"index": int(row), "relevance_score": float(p[row]),

@@ -88,7 +88,7 @@ def chat_question(fields: Fields, settings: Settings) -> str:
     return question(Fields(last.where, {"content": joined}), "content", settings)
 
 
-def documents(fields: Fields, most: int, longest: int) -> list[Passage]:
+def documents(fields: Fields, most: int) -> list[Passage]:
     """Texts to rank: strings, or objects with a text and perhaps a title."""
     value = fields.fields.get("documents")
     if not isinstance(value, list) or not 1 <= len(value) <= most:
@@ -96,7 +96,7 @@ def documents(fields: Fields, most: int, longest: int) -> list[Passage]:
     rows = [Fields(f"{fields.where}: documents[{number}]",
                    {"text": each} if isinstance(each, str) else each)
             for number, each in enumerate(value)]
-    return [_passage(row, longest, "") for row in rows]
+    return [_passage(row, "") for row in rows]
 
 
 def passages(fields: Fields, key: str, most: int, longest: int) -> list[Passage]:
@@ -106,16 +106,16 @@ def passages(fields: Fields, key: str, most: int, longest: int) -> list[Passage]
     added = []
     for row in fields.objects(key, most):
         row.only(("id", "title", "text"))
-        added.append(_passage(row, longest, row.name("id")))
+        passage = _passage(row, row.name("id"))
+        if sum(map(len, passage)) > longest:
+            raise row.error("text", f"with id and title, at most {longest} characters")
+        added.append(passage)
     return added
 
 
-def _passage(row: Fields, longest: int, name: str) -> Passage:
+def _passage(row: Fields, name: str) -> Passage:
     title = row.text("title", blank=True) if row.has("title") else ""
-    text = row.text("text")
-    if len(name) + len(title) + len(text) > longest:
-        raise row.error("text", f"with id and title, at most {longest} characters")
-    return Passage(name, title, text)
+    return Passage(name, title, row.text("text"))
 
 
 def known_model(fields: Fields, models: dict[str, Any]) -> Any:

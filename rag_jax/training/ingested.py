@@ -69,7 +69,8 @@ class Maker:
                     pretrained.with_generation_defaults(self._job.config, said), tokenizer)
                 return
         trained = dataclasses.replace(trained or config, eval=config.eval)
-        decoding_settings(overrides.for_run(trained, config.runs[0]), tokenizer)
+        run = next((run for run in config.runs if run in trained.runs), trained.runs[0])
+        decoding_settings(overrides.for_run(trained, run), tokenizer)
 
     def _window(self) -> Window:
         data, encoder = self._job.config.data, self._job.config.model.retriever

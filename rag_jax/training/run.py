@@ -228,13 +228,22 @@ def check_k(job: Job) -> None:
 
 
 def check_scores(job: Job) -> None:
-    """Raises ConfigError where the questions of a split cannot be scored as config.eval says."""
+    """Raises ConfigError where questions that the runs are still to be scored by cannot be, as
+    config.eval says: those of the report, and dev, if there are steps to take."""
     how, splits = job.config.eval, job.prepared.splits
     if how.metrics == ("qa",):  # which any question can be; no split is read here
         return
-    scoring.check(splits["dev"][: how.max_examples or None], how)
-    if "test" in splits:
-        scoring.check(splits["test"], how)
+    runs = {run: overrides.for_run(job.config, run) for run in job.config.runs}
+    taken = hosts.exchange([steps_taken(job.workdir / run) for run in runs])[0]
+    reported = "test" if "test" in splits else "dev"
+    asked = [(reported, splits[reported])]
+    if any(done < run.train.steps for done, run in zip(taken, runs.values(), strict=True)):
+        asked.append(("dev", splits["dev"][: how.max_examples or None]))
+    for split, examples in asked:
+        try:
+            scoring.check(examples, how, any(run.retrieval.k for run in runs.values()))
+        except ConfigError as error:
+            raise ConfigError(f"{split} questions: {error}") from None
 
 
 def train(config: Config, path: pathlib.Path, profile: tuple[int, int] | None = None

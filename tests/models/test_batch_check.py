@@ -10,6 +10,9 @@ import tiny
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from rag_jax.config import CausalConfig
+from rag_jax.decoding.answer import decode
+from rag_jax.decoding.settings import Decoding
+from rag_jax.fusion import Fusion
 from rag_jax.models import batch_check
 from rag_jax.models.likelihood import log_likelihood
 
@@ -50,10 +53,23 @@ def test_a_field_that_does_not_fit_is_named(field, value, words):
         log_likelihood(MODEL, {}, BATCH._replace(**{field: value}))
 
 
-def test_a_batch_without_a_question_is_refused():
+def test_a_batch_without_a_question_has_no_likelihood_and_no_answers():
     """It was a division by zero in a layer."""
-    with pytest.raises(ValueError, match="a batch has one question at least"):
-        log_likelihood(MODEL, {}, jax.tree.map(lambda x: x[:0], BATCH))
+    none = jax.tree.map(lambda x: x[:0], BATCH)
+    with pytest.raises(ValueError, match="a likelihood is that of one question at least"):
+        log_likelihood(MODEL, {}, none)
+    found = decode(MODEL, Decoding(num_beams=2, max_length=3), tiny.rag_params(MODEL), none)
+    assert found.ranked.tokens.shape == (0, 1, 3)
+
+
+def test_a_question_without_a_passage_is_refused_but_with_a_null_document():
+    none = BATCH._replace(**{name: getattr(BATCH, name)[:, :0] for name, axes
+                             in batch_check.AXES.items()
+                             if "K" in axes and getattr(BATCH, name) is not None})
+    with pytest.raises(ValueError, match="a question has one passage at least"):
+        batch_check.check(MODEL, none)
+    batch_check.check(dataclasses.replace(MODEL, null_document="bias"), none._replace(
+        source_ids=BATCH.source_ids[:, :1], source_mask=BATCH.source_mask[:, :1]))
 
 
 def test_what_a_model_does_not_read_may_be_missing():
@@ -65,17 +81,32 @@ def test_what_a_model_does_not_read_may_be_missing():
     reranks = dataclasses.replace(MODEL, reranked=True)
     with pytest.raises(ValueError, match="Batch.doc_scores is None"):
         batch_check.check(reranks, BATCH)
-    batch_check.check(reranks, BATCH._replace(doc_embeddings=None, doc_scores=BATCH.doc_embeddings[
-        ..., 0]))
+    scored = bare._replace(doc_scores=BATCH.doc_embeddings[..., 0])
+    batch_check.check(reranks, scored)
+    joins = dataclasses.replace(MODEL, fusion=Fusion("convex", 0.5))
+    with pytest.raises(ValueError, match="Batch.doc_scores is None"):
+        batch_check.check(joins, BATCH)
+    batch_check.check(joins, BATCH._replace(doc_scores=scored.doc_scores))
+    classifies = dataclasses.replace(MODEL, classes=3)
+    with pytest.raises(ValueError, match="Batch.decoder_ids is None"):
+        batch_check.check(classifies, BATCH)
+    batch_check.check(classifies, BATCH._replace(
+        decoder_ids=BATCH.question_ids, decoder_mask=BATCH.question_mask))
 
 
-def test_explicit_axes_are_refused():
-    """The first embedding table failed, with an error of JAX about out_sharding."""
-    for kind, told in ((AxisType.Explicit, "explicit axes"), (AxisType.Auto, None)):
+def test_a_batch_that_is_split_over_explicit_axes_is_refused():
+    """The first embedding table failed, with an error of JAX about out_sharding; a whole copy on
+    each device, or on the only one, has a likelihood."""
+    for kind, axes, told in ((AxisType.Explicit, ("data",), "split over explicit axes"),
+                             (AxisType.Auto, ("data",), None), (AxisType.Explicit, (), None)):
         mesh = jax.make_mesh((3,), ("data",), axis_types=(kind,), devices=jax.devices()[:3])
-        placed = jax.device_put(BATCH, NamedSharding(mesh, PartitionSpec("data")))
+        placed = jax.device_put(BATCH, NamedSharding(mesh, PartitionSpec(*axes)))
         with pytest.raises(ValueError, match=told) if told else nullcontext():
             batch_check.check(MODEL, placed)
+    given = tiny.rag_params(MODEL), BATCH
+    copies = jax.device_put(given, NamedSharding(mesh, PartitionSpec()))
+    log_p = tiny.jit(lambda params, batch: log_likelihood(MODEL, params, batch)["log_p"])
+    np.testing.assert_allclose(log_p(*copies), log_p(*given), rtol=1e-5)
 
 
 def test_a_null_document_is_one_more_source():

@@ -223,6 +223,13 @@ def test_k_out_of_range_is_named(index, k):
         index.search(QUESTIONS, k)
 
 
+@pytest.mark.parametrize("queries", ["where", [None], [b"where"], [["where"]], np.zeros((2, 16))])
+def test_questions_are_texts(index, queries):
+    """A single one was searched for letter by letter."""
+    with pytest.raises(RetrievalError, match="queries must be a list of texts, got"):
+        index.search(queries, 3)
+
+
 def test_a_finished_index_is_opened_not_built_again(store, index, monkeypatch):
     monkeypatch.setattr(bm25, "index_words", lambda *_: pytest.fail("built again"))
     again = build_bm25(store, index.path).search(QUESTIONS, 5)

@@ -65,6 +65,15 @@ def brute_force(memory, queries, k):
     return np.where(np.isneginf(best), -1, ids), best
 
 
+@pytest.mark.parametrize("wrong", [
+    {"dtype": "float16"}, {"dtype": np.float32}, {"capacity": -1}, {"capacity": 2.5},
+    {"recall_target": 0}, {"recall_target": 1.5}, {"score_bytes": 0}])
+def test_settings_that_cannot_be_are_refused(wrong):
+    """Any other type was taken for int8."""
+    with pytest.raises(RetrievalError, match=f"DeviceSettings.{[*wrong][0]}=.*; allowed is"):
+        DeviceSettings(**wrong)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count, score_bytes", [(1, 2**30), (1, 4 * 13 * 100), (2, 4 * 13 * 500),
                                                 (8, 2**30), (8, 4 * 13 * 7)])

@@ -1,5 +1,6 @@
 """Exact search against a stable full sort, and the guards that every index shares."""
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -121,6 +122,25 @@ def test_memory_mapped_embeddings_serve_as_they_are(tmp_path):
 def test_a_bad_query_or_k_is_a_clear_error(queries, k, says):
     with pytest.raises(RetrievalError, match=says):
         ExactIndex(normal(10, 4)).search(queries, k)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.uint64, np.array, jnp.asarray])
+def test_k_may_be_any_kind_of_integer(kind):
+    """Those of 8 bits overflowed; ScaNN then looked at too few passages."""
+    index, seen = ExactIndex(normal(300, 4)), []
+    found = index.search(normal(2, 4), kind(100))
+    np.testing.assert_array_equal(found.ids, index.search(normal(2, 4), 100).ids)
+    assert index.search(np.zeros((0, 4)), kind(100)).ids.shape == (0, 100)
+    index._search = lambda queries, k: seen.append(k)
+    index.search(normal(2, 4), kind(100))
+    assert type(seen[0]) is int
+
+
+@pytest.mark.parametrize("valid", [np.ones(10, int), np.ones(9, bool), np.arange(3)])
+def test_valid_rows_are_told_by_a_mask(valid):
+    """With ones that are integers, all but the last row but one could be found."""
+    with pytest.raises(RetrievalError, match=r"must be bool\[10\], one for each embedding"):
+        ExactIndex(normal(10, 4), valid)
 
 
 def test_an_empty_batch_gives_empty_results():

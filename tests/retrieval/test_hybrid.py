@@ -171,6 +171,33 @@ def test_few_nominations_are_scored_by_both_parts(parts, monkeypatch):
         index.search(queries, 61)
 
 
+def test_queries_are_vectors_and_texts_with_finite_weights(parts):
+    """By a weight that is no number, all passages were equal."""
+    index = HybridIndex(*parts, Fusion("convex", 0.5))
+    for queries in (VECTORS, QUESTIONS, TEXTS):
+        with pytest.raises(RetrievalError, match="are what hybrid_queries returns"):
+            index.search(queries, 3)
+    weights = np.full(len(TEXTS), 0.5)
+    weights[1] = np.nan
+    with pytest.raises(RetrievalError, match="the weight of query 1 holds nan"):
+        index.search(hybrid_queries(VECTORS, TEXTS, weights), 3)
+
+
+def test_rows_are_scored_for_each_query(parts):
+    """One query was repeated for all rows."""
+    dense, _ = parts
+    assert dense.scores(VECTORS, np.zeros((len(VECTORS), 0), int)).shape == (len(VECTORS), 0)
+    np.testing.assert_array_equal(dense.scores(VECTORS[:1], [[3, 1]]), dense.scores(
+        VECTORS[:1], np.array([[3, 1]])))
+    for queries, rows, told in (
+            (VECTORS[:1], np.zeros((2, 3), int), r"rows have shape \[2, 3\]: must be \[1, K\]"),
+            (VECTORS[:3], np.zeros(3, int), r"rows have shape \[3\]: must be \[3, K\]"),
+            (VECTORS[:1] * np.nan, np.zeros((1, 3), int), "query 0 of the batch holds nan"),
+            (VECTORS[0], np.zeros((1, 3), int), "add a batch axis to a single query")):
+        with pytest.raises(RetrievalError, match=told):
+            dense.scores(queries, rows)
+
+
 def test_rows_of_an_edited_index_are_matched_by_what_they_hold(parts, tmp_path):
     out = tmp_path / "dense"
     build_index(parts[0].passages, embed, out, kind="exact", progress=False, **INPUTS)

@@ -30,6 +30,7 @@ import rag_jax
 from rag_jax import hosts
 from rag_jax.cli import flags, serve
 from rag_jax.config import Config, ConfigError, overrides
+from rag_jax.data.text import Tokenizer
 from rag_jax.retrieval import hybrid
 from rag_jax.serving import app, failures, indexes
 from rag_jax.serving.events import Events
@@ -230,6 +231,20 @@ def test_vectors_passages_and_ranks_are_those_of_python(asking, rag):
         assert [each["id"] for each in found] == [each.id for each in oracle]
         np.testing.assert_allclose([each["prior"] for each in found],
                                    [each.prior for each in oracle], atol=1e-5)
+
+
+@asks_python
+def test_of_a_long_document_no_more_is_tokenized_than_may_be_read(asking, rag, monkeypatch):
+    """Documents of a megabyte each kept all others waiting, and took gigabytes."""
+    read, encode = [], Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode",
+                        lambda own, texts: read.extend(texts) or encode(own, texts))
+    whole = "Lima is in Peru, " * 1_000 + "Lima"
+    ranked, = asking.post("/v1/rerank", json={
+        "model": "rag_token", "query": ASK, "return_documents": True,
+        "documents": [{"title": whole, "text": whole}]}).json()["results"]
+    assert ranked["document"]["text"] == whole
+    assert max(map(len, read)) == 64 * rag.config.data.max_passage_length
 
 
 def test_passages_that_hold_no_word_of_the_question_are_said_to_be_so(asking, monkeypatch):

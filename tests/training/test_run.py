@@ -149,6 +149,10 @@ def test_an_index_that_cannot_be_made_is_met_before_anything_is_trained(tmp_path
     assert not (tmp_path / "work" / "data").exists()
 
 
+def interrupted(*args):
+    raise KeyboardInterrupt
+
+
 def test_questions_that_cannot_be_scored_are_met_before_anything_is_trained(tmp_path, monkeypatch):
     """All steps until the first evaluation were lost."""
     config = overrides.replace(own_config(tmp_path), {
@@ -168,12 +172,31 @@ def test_questions_that_cannot_be_scored_are_met_before_anything_is_trained(tmp_
             ("regex", "title", [plain, pattern], [pattern], "metrics=regex")):
         asked = overrides.replace(Config(), {"eval.metrics": (metrics,), "eval.kilt_pages": pages,
                                              "eval.max_examples": 1})
-        job = SimpleNamespace(config=asked, prepared=SimpleNamespace(
+        job = SimpleNamespace(config=asked, workdir=tmp_path, prepared=SimpleNamespace(
             splits={"dev": dev, "test": test}))
         with pytest.raises(ConfigError, match=told) if told else contextlib.nullcontext():
             run.check_scores(job)
+    asked = overrides.replace(asked, {"eval.metrics": ("kilt",), "eval.kilt_pages": "id"})
+    for runs, taken, splits, told in (
+            (("rag_token",), 0, {"dev": [plain], "test": [paged]}, "dev questions: .*kilt_pages"),
+            (("rag_token",), 10**6, {"dev": [plain], "test": [paged]}, None),
+            (("rag_token",), 10**6, {"dev": [paged], "test": [plain]}, "test questions: .*kilt_p"),
+            (("rag_token",), 0, {"dev": [paged, plain]}, "dev questions: .*kilt_pages"),
+            (("closed_book",), 0, {"dev": [plain], "test": [plain]}, None),
+            (("closed_book", "rag_token"), 0, {"dev": [plain]}, "dev questions: .*kilt_pages")):
+        monkeypatch.setattr(run, "steps_taken", lambda folder, taken=taken: taken)
+        job = SimpleNamespace(config=overrides.replace(asked, {"runs": runs}), workdir=tmp_path,
+                              prepared=SimpleNamespace(splits=splits))
+        with pytest.raises(ConfigError, match=told) if told else contextlib.nullcontext():
+            run.check_scores(job)
     with pytest.raises(ConfigError, match="metrics=regex"):  # before they are answered
-        evaluate(None, {}, SimpleNamespace(examples=[plain]), how=EvalConfig(metrics=("regex",)))
+        evaluate(SimpleNamespace(index=None), {}, SimpleNamespace(examples=[plain]),
+                 how=EvalConfig(metrics=("regex",)))
+    by_id = EvalConfig(metrics=("kilt",), kilt_pages="id")
+    for index, told in ((None, KeyboardInterrupt), ("an index", ConfigError)):
+        with pytest.raises(told):
+            evaluate(SimpleNamespace(index=index, retrieve=interrupted), {},
+                     SimpleNamespace(examples=[plain]), how=by_id)
 
 
 def test_a_field_that_the_runs_have_otherwise_is_said(tmp_path, monkeypatch, capsys):
