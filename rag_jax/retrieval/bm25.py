@@ -287,8 +287,9 @@ class Bm25Index(Index):
 
     def _columns(self, texts: Sequence[str]) -> list[list[int]]:
         """The known words of each text, as columns of the index, in the text's order."""
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-            raise RetrievalError(f"queries must be a list of texts, got {texts!r:.60}.")
+        given, texts = texts, list(texts)
+        if isinstance(given, str) or not all(isinstance(text, str) for text in texts):
+            raise RetrievalError(f"queries must be a list of texts, got {given!r:.60}.")
         return [self._bm25.get_tokens_ids(words) for words in _words(texts, self.settings)]
 
 

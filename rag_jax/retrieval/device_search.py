@@ -45,10 +45,12 @@ class DeviceSettings:
             if name == "dtype":
                 good, allowed = value in DTYPES, ", ".join(DTYPES)
             elif name == "recall_target":
-                good, allowed = 0 < value <= 1, "a number above 0, up to 1"
+                good = isinstance(value, int | float | np.floating) and 0 < value <= 1
+                allowed = "a number above 0, up to 1"
             else:
                 lowest = int(name == "score_bytes")
-                good, allowed = type(value) is int and value >= lowest, f"an integer >= {lowest}"
+                good = isinstance(value, int | np.integer) and value >= lowest
+                allowed = f"an integer of at least {lowest}"
             if not good:
                 raise RetrievalError(f"DeviceSettings.{name}={value!r}; allowed is {allowed}.")
 

@@ -30,6 +30,8 @@ class ExactIndex(Index):
             raise RetrievalError(
                 f"an index needs float32 embeddings [N, E] with N and E at least 1, got "
                 f"{embeddings.dtype}{list(embeddings.shape)}.")
+        if valid is not None:
+            valid = np.asarray(valid)
         if valid is not None and (valid.dtype, valid.shape) != (np.bool_, embeddings.shape[:1]):
             raise RetrievalError(f"valid is {valid.dtype}{list(valid.shape)}: must be "
                                  f"bool[{len(embeddings)}], one for each embedding.")

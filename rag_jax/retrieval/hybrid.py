@@ -13,8 +13,8 @@ from rag_jax.retrieval.protocol import (
     IndexWrapper,
     RetrievalError,
     SearchResult,
+    VectorError,
     check_queries,
-    check_vectors,
     merge,
 )
 
@@ -70,7 +70,9 @@ class HybridIndex(IndexWrapper):
             raise RetrievalError("queries of a hybrid index are what hybrid_queries returns, of "
                                  f"vectors and texts; got {queries!r:.60}.")
         vectors = check_queries(queries["vector"], self.index.width)
-        check_vectors(queries["weight"][:, None], lambda row: f"the weight of query {row}")
+        if not (finite := np.isfinite(queries["weight"])).all():
+            raise VectorError(f"query {finite.argmin()} of the batch: its weight of words is "
+                              f"{queries['weight'][finite.argmin()]}; allowed are finite numbers.")
         count = min(self.size, max(NOMINATED, 4 * k))
         ids = np.concatenate([self.index.search(vectors, count).ids, self._by_words(
             queries["text"], count)], axis=1)

@@ -361,18 +361,20 @@ class _Loop:
         if hosts.leads():
             steps.stop(stage.directory, step, what, last)
         rates = f"a lower config.{section}.optimizer.learning_rate, or a longer warmup_steps"
+        # Of a run, other runs of the workdir have the rate, too.
+        again = "in another --workdir" if section == "train" else (
+            f"with the same command, once {stage.directory} is removed")
         if last is not None and self.saved_losses.have_grown:
-            # Of a run, other runs of the workdir have the rate, too.
-            again = "in another --workdir" if section == "train" else (
-                f"with the same command, once {stage.directory} is removed")
             return TrainingError(
                 f"{name}: {what}; the last checkpoint is step {last} in {stage.directory}, and the "
                 f"loss had grown by then, {self.saved_losses}. Begin again {again}, with {rates}.")
-        from_there = (f"the last good checkpoint is step {last} in {stage.directory}"
-                      if last is not None else "no checkpoint was saved before")
+        before, then = (
+            (f"the last good checkpoint is step {last} in {stage.directory}",
+             f". If that ends so at once, begin again {again}") if last is not None
+            else ("no checkpoint was saved before", ""))
         return TrainingError(
-            f"{name}: {what}; {from_there}. Run the same command with {rates}: both may change "
-            "now, and training goes on from there.")
+            f"{name}: {what}; {before}. Run the same command with {rates}: both may change now, "
+            f"and training goes on from there{then}.")
 
     @contextlib.contextmanager
     def stopped_by_numbers(self, step: int) -> Iterator[None]:

@@ -228,20 +228,22 @@ def check_k(job: Job) -> None:
 
 
 def check_scores(job: Job) -> None:
-    """Raises ConfigError where questions that the runs are still to be scored by cannot be, as
-    config.eval says: those of the report, and dev, if there are steps to take."""
+    """Raises ConfigError where the questions of the report, or those of dev by which runs are still
+    to be trained, cannot be scored as config.eval says; a run that is done has its own."""
     how, splits = job.config.eval, job.prepared.splits
     if how.metrics == ("qa",):  # which any question can be; no split is read here
         return
-    runs = {run: overrides.for_run(job.config, run) for run in job.config.runs}
+    runs = job.config.runs
     taken = hosts.exchange([steps_taken(job.workdir / run) for run in runs])[0]
+    to_train = [config for run, done in zip(runs, taken, strict=True)
+                if done < (config := overrides.for_run(job.config, run)).train.steps]
     reported = "test" if "test" in splits else "dev"
     asked = [(reported, splits[reported])]
-    if any(done < run.train.steps for done, run in zip(taken, runs.values(), strict=True)):
+    if to_train:
         asked.append(("dev", splits["dev"][: how.max_examples or None]))
     for split, examples in asked:
         try:
-            scoring.check(examples, how, any(run.retrieval.k for run in runs.values()))
+            scoring.check(examples, how, any(config.retrieval.k for config in to_train))
         except ConfigError as error:
             raise ConfigError(f"{split} questions: {error}") from None
 

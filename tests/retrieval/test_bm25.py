@@ -228,6 +228,9 @@ def test_questions_are_texts(index, queries):
     """A single one was searched for letter by letter."""
     with pytest.raises(RetrievalError, match="queries must be a list of texts, got"):
         index.search(queries, 3)
+    rows = np.zeros((len(QUESTIONS), 1), int)
+    scores = index.scores(QUESTIONS, rows)
+    np.testing.assert_array_equal(index.scores(iter(QUESTIONS), rows), scores)
 
 
 def test_a_finished_index_is_opened_not_built_again(store, index, monkeypatch):

@@ -67,11 +67,12 @@ def brute_force(memory, queries, k):
 
 @pytest.mark.parametrize("wrong", [
     {"dtype": "float16"}, {"dtype": np.float32}, {"capacity": -1}, {"capacity": 2.5},
-    {"recall_target": 0}, {"recall_target": 1.5}, {"score_bytes": 0}])
+    {"recall_target": 0}, {"recall_target": 1.5}, {"recall_target": "0.9"}, {"score_bytes": 0}])
 def test_settings_that_cannot_be_are_refused(wrong):
     """Any other type was taken for int8."""
     with pytest.raises(RetrievalError, match=f"DeviceSettings.{[*wrong][0]}=.*; allowed is"):
         DeviceSettings(**wrong)
+    assert DeviceSettings(capacity=np.int64(5), recall_target=1).capacity == 5
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

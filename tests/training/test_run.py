@@ -180,11 +180,13 @@ def test_questions_that_cannot_be_scored_are_met_before_anything_is_trained(tmp_
     for runs, taken, splits, told in (
             (("rag_token",), 0, {"dev": [plain], "test": [paged]}, "dev questions: .*kilt_pages"),
             (("rag_token",), 10**6, {"dev": [plain], "test": [paged]}, None),
-            (("rag_token",), 10**6, {"dev": [paged], "test": [plain]}, "test questions: .*kilt_p"),
+            (("rag_token",), 0, {"dev": [paged], "test": [plain]}, "test questions: .*kilt_p"),
             (("rag_token",), 0, {"dev": [paged, plain]}, "dev questions: .*kilt_pages"),
             (("closed_book",), 0, {"dev": [plain], "test": [plain]}, None),
-            (("closed_book", "rag_token"), 0, {"dev": [plain]}, "dev questions: .*kilt_pages")):
-        monkeypatch.setattr(run, "steps_taken", lambda folder, taken=taken: taken)
+            (("closed_book", "rag_token"), 0, {"dev": [plain]}, "dev questions: .*kilt_pages"),
+            (("rag_token", "closed_book"), {"rag_token": 10**6}, {"dev": [plain]}, None)):
+        monkeypatch.setattr(run, "steps_taken", lambda folder, taken=taken: (
+            taken.get(folder.name, 0) if isinstance(taken, dict) else taken))
         job = SimpleNamespace(config=overrides.replace(asked, {"runs": runs}), workdir=tmp_path,
                               prepared=SimpleNamespace(splits=splits))
         with pytest.raises(ConfigError, match=told) if told else contextlib.nullcontext():
