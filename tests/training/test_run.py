@@ -191,6 +191,10 @@ def test_questions_that_cannot_be_scored_are_met_before_anything_is_trained(tmp_
                               prepared=SimpleNamespace(splits=splits))
         with pytest.raises(ConfigError, match=told) if told else contextlib.nullcontext():
             run.check_scores(job)
+    monkeypatch.setattr(run, "steps_taken", lambda folder: 10**6)
+    run.check_scores(SimpleNamespace(
+        config=overrides.replace(asked, {"eval.metrics": ("regex",)}), workdir=tmp_path,
+        prepared=SimpleNamespace(splits={"dev": [plain], "test": [pattern]})))
     with pytest.raises(ConfigError, match="metrics=regex"):  # before they are answered
         evaluate(SimpleNamespace(index=None), {}, SimpleNamespace(examples=[plain]),
                  how=EvalConfig(metrics=("regex",)))
