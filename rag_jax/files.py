@@ -303,8 +303,8 @@ def remove_leftovers(folder: pathlib.Path, alone: bool = False) -> list[str]:
     Returns:
       The names that were removed.
     """
-    paths, removed = list(folder.iterdir()) if folder.is_dir() else [], []
-    for path in paths:
+    removed = []
+    for path in list(folder.iterdir()) if folder.is_dir() else []:
         with contextlib.suppress(PermissionError):  # somebody else's, in a folder that all share
             if path.is_symlink() or not _is_leftover(path, alone):
                 continue

@@ -29,7 +29,13 @@ import numpy as np
 from rag_jax.config import RetrievalConfig
 from rag_jax.retrieval.manifest import IndexFolder, open_folder
 from rag_jax.retrieval.passages import PassageStore
-from rag_jax.retrieval.protocol import LARGEST, Index, RetrievalError, SearchResult
+from rag_jax.retrieval.protocol import (
+    LARGEST,
+    Index,
+    RetrievalError,
+    SearchResult,
+    check_texts,
+)
 from rag_jax.retrieval.publish import begin_version, claimed, copy_store, publish_index
 from rag_jax.retrieval.versions import AGAIN, opened
 from rag_jax.visible import is_terminal
@@ -287,10 +293,8 @@ class Bm25Index(Index):
 
     def _columns(self, texts: Sequence[str]) -> list[list[int]]:
         """The known words of each text, as columns of the index, in the text's order."""
-        given, texts = texts, list(texts)
-        if isinstance(given, str) or not all(isinstance(text, str) for text in texts):
-            raise RetrievalError(f"queries must be a list of texts, got {given!r:.60}.")
-        return [self._bm25.get_tokens_ids(words) for words in _words(texts, self.settings)]
+        return [self._bm25.get_tokens_ids(words)
+                for words in _words(check_texts(texts), self.settings)]
 
 
 def build_bm25(store: PassageStore, out: str | os.PathLike, overwrite: bool = False,

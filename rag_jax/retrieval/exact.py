@@ -30,15 +30,14 @@ class ExactIndex(Index):
             raise RetrievalError(
                 f"an index needs float32 embeddings [N, E] with N and E at least 1, got "
                 f"{embeddings.dtype}{list(embeddings.shape)}.")
-        if valid is not None:
-            valid = np.asarray(valid)
-        if valid is not None and (valid.dtype, valid.shape) != (np.bool_, embeddings.shape[:1]):
-            raise RetrievalError(f"valid is {valid.dtype}{list(valid.shape)}: must be "
-                                 f"bool[{len(embeddings)}], one for each embedding.")
-        self._embeddings, self._valid = embeddings, valid
         self.size, self.width = embeddings.shape
         if valid is not None:
+            valid = np.asarray(valid)
+            if (valid.dtype, valid.shape) != (np.bool_, (self.size,)):
+                raise RetrievalError(f"valid is {valid.dtype}{list(valid.shape)}: must be "
+                                     f"bool[{self.size}], one for each embedding.")
             self.size = int(np.count_nonzero(valid))
+        self._embeddings, self._valid = embeddings, valid
         self._largest_norms: dict[int, float] = {}  # by the first row of a block; see _largest_norm
 
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:

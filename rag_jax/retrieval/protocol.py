@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -179,6 +179,19 @@ def check_queries(queries: np.ndarray, width: int) -> np.ndarray:
             f"queries have shape {queries.shape}, this index needs [batch, {width}]; use the "
             "encoder that the index was built with, and add a batch axis to a single query.")
     return check_vectors(queries, lambda row: f"query {row} of the batch")
+
+
+def check_texts(queries: Iterable[str]) -> list[str]:
+    """Returns the queries of an index of words; a text alone is refused, whose letters they would
+    be.
+
+    Raises:
+        RetrievalError: no list of texts.
+    """
+    texts = list(queries)
+    if isinstance(queries, str) or not all(isinstance(text, str) for text in texts):
+        raise RetrievalError(f"queries must be a list of texts, got {queries!r:.60}.")
+    return texts
 
 
 def check_vectors(rows: np.ndarray, name: Callable[[int], str]) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from rag_jax.retrieval.bm25 import Bm25Index
 from rag_jax.retrieval.hybrid import HybridIndex
 from rag_jax.retrieval.index import PassageIndex
-from rag_jax.retrieval.protocol import IndexWrapper, Passage, SearchResult, merge
+from rag_jax.retrieval.protocol import IndexWrapper, Passage, SearchResult, check_texts, merge
 
 KEPT = 2**18  # scores, the newest ones, that are kept and not computed again
 
@@ -42,7 +42,7 @@ class RerankedIndex(IndexWrapper):
     def _search(self, queries: np.ndarray, k: int) -> SearchResult:
         """The k passages with the highest logits among the candidates."""
         if not isinstance(queries, np.ndarray):
-            queries = np.array(queries, object)
+            queries = np.array(check_texts(queries), object)
         asked = queries
         if queries.dtype.names and not isinstance(self.index, HybridIndex):
             asked = queries["vector"]

@@ -368,10 +368,10 @@ class _Loop:
             return TrainingError(
                 f"{name}: {what}; the last checkpoint is step {last} in {stage.directory}, and the "
                 f"loss had grown by then, {self.saved_losses}. Begin again {again}, with {rates}.")
-        before, then = (
-            (f"the last good checkpoint is step {last} in {stage.directory}",
-             f". If that ends so at once, begin again {again}") if last is not None
-            else ("no checkpoint was saved before", ""))
+        before, then = "no checkpoint was saved before", ""
+        if last is not None:
+            before = f"the last good checkpoint is step {last} in {stage.directory}"
+            then = f". If that ends so at once, begin again {again}"
         return TrainingError(
             f"{name}: {what}; {before}. Run the same command with {rates}: both may change now, "
             f"and training goes on from there{then}.")

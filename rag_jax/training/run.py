@@ -233,17 +233,16 @@ def check_scores(job: Job) -> None:
     how, splits = job.config.eval, job.prepared.splits
     if how.metrics == ("qa",):  # which any question can be; no split is read here
         return
-    runs = job.config.runs
-    taken = hosts.exchange([steps_taken(job.workdir / run) for run in runs])[0]
-    to_train = [config for run, done in zip(runs, taken, strict=True)
-                if done < (config := overrides.for_run(job.config, run)).train.steps]
+    runs = [overrides.for_run(job.config, run) for run in job.config.runs]
+    taken = hosts.exchange([steps_taken(job.workdir / run) for run in job.config.runs])[0]
+    to_train = [run for run, done in zip(runs, taken, strict=True) if done < run.train.steps]
     reported = "test" if "test" in splits else "dev"
     asked = [(reported, splits[reported])]
     if to_train:
         asked.append(("dev", splits["dev"][: how.max_examples or None]))
     for split, examples in asked:
         try:
-            scoring.check(examples, how, any(config.retrieval.k for config in to_train))
+            scoring.check(examples, how, any(run.retrieval.k for run in to_train))
         except ConfigError as error:
             raise ConfigError(f"{split} questions: {error}") from None
 

@@ -72,6 +72,13 @@ def test_each_index_is_asked_as_it_is_by_itself():
     assert dense.scored == words.scored == both.scored, "the reranker reads texts"
 
 
+def test_questions_are_a_list_of_texts():
+    """Of a single one, an array without an axis was made."""
+    for queries in ("Peru", [b"Peru"]):
+        with pytest.raises(RetrievalError, match="queries must be a list of texts, got"):
+            Nominating().index.search(queries, 2)
+
+
 def test_a_pair_is_read_once(monkeypatch):
     """Batches look up again what a search has found, with rows that only fill them up."""
     found = Nominating(12)
