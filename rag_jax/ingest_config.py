@@ -178,10 +178,14 @@ def check_trained(config: Config, path: pathlib.Path) -> None:
         for name in overrides.differences(then, now):
             if name.startswith(sections) and name not in renamed and (
                     not changes.may_change(name, trained, path / TRAINED)):
+                section, _, field = name.rpartition(".")
+                had = overrides.shown(overrides.value(then, name))
+                source = f"{section}.pretrained"
+                if then is trained and source in renamed:  # another model has other fields
+                    name, had = source, f"{overrides.value(then, source)}, where {field} is {had}"
                 raise ConfigError(
-                    f"config.{name}: {path / TRAINED} was trained with "
-                    f"{overrides.shown(overrides.value(then, name))}; leave it as it is, or name "
-                    "another --workdir")
+                    f"config.{name}: {path / TRAINED} was trained with {had}; leave it as it is, "
+                    f"remove {path / TRAINED} to train anew, or name another --workdir")
 
     compare(before, config, ("seed", "data.", "model.", "retrieval."))
     towers = [t for t in config.model.sources if t != "generator" or renamed]
