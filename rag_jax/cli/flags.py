@@ -64,10 +64,8 @@ class _Parser(argparse.ArgumentParser):
     def _near(self, argument: str) -> str:
         """Near matches of an unknown option: options, or a field that lacks --config."""
         name = argument.partition("=")[0].removeprefix("--")
-        fields = [f"--config.{field}" for field in overrides.fields()
-                  if self.takes_fields and f".{field}".endswith(f".{name}")]
-        if fields:
-            return near_matches(f"--config.{name}", fields, cutoff=0)
+        if self.takes_fields and (advice := overrides.near_elsewhere(name, "--config")):
+            return advice
         known = [option for option in self._option_string_actions if option.startswith("--")]
         return near_matches(f"--{name}", known, cutoff=0.75)
 

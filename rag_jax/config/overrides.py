@@ -140,7 +140,8 @@ def replace(config: AnyConfig, changes: Mapping[str, Any] | None, path: str = "c
         if advice := REMOVED.get(whole.removeprefix("config.")):
             raise ConfigError(f"{whole}: no field any more: {advice}")
         if name not in hints:
-            advice = "leave out 'config.'" if name == "config" else near_matches(name, hints)
+            advice = "leave out 'config.'" if name == "config" else (
+                near_elsewhere(str(dotted), path) or near_matches(name, hints))
             raise ConfigError(f"{where}: no such field; {advice}")
         section = dataclasses.is_dataclass(hints[name])
         if rest and not section:
@@ -153,6 +154,15 @@ def replace(config: AnyConfig, changes: Mapping[str, Any] | None, path: str = "c
             new = (_preset if section else _parsed)(hints[name], new, where)
         config = dataclasses.replace(config, **{name: new})
     return config
+
+
+def near_elsewhere(name: str, section: str) -> str:
+    """The advice for a field that `section` ("config.train", "--config") lacks: fields of its name,
+    below the section if there are any there; "" = none."""
+    root = section.partition(".")[0]
+    named = [f"{root}.{field}" for field in fields() if f".{field}".endswith(f".{name}")]
+    below = [field for field in named if field.startswith(f"{section}.")]
+    return near_matches(f"{section}.{name}", below or named, cutoff=0) if named else ""
 
 
 def _widest_first(dotted: str) -> tuple[int, bool]:

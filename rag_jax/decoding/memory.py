@@ -20,10 +20,11 @@ def question_bytes(model: RagModel, settings: Decoding, passages: int, source: i
     encoding = source * (8 * c.width + 2 * c.mlp_width) + c.heads * source * source
     cross = 2 * c.decoder_layers * source * c.cached_width
     past = 2 * c.decoder_layers * beams * (length + guesses) * c.cached_width
+    own = c.decoder_sizes[0] * beams * (1 + guesses) * beams * length  # each with all, masked
     logits = 2 * beams * (1 + guesses) * c.vocab_size
     documents = 1 if model.fuses else passages
     return (passages * (FLOAT * encoding + stored * cross)
-            + documents * (FLOAT * logits + stored * 2 * past))
+            + documents * (FLOAT * (own + logits) + stored * 2 * past))
 
 
 def candidate_bytes(model: RagModel, length: int, source: int) -> int:

@@ -109,9 +109,13 @@ class ScannSettings:
 
     def __post_init__(self):
         for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, np.generic):  # a number of numpy becomes one of Python, as in JSON
+                value = value.item()
+                object.__setattr__(self, name, value)
             lowest = 0 if name == "brute_force_below" else 1
             if name in ("avq", "soar_lambda", "anisotropic_threshold"):
-                good = value is None or 0 < value <= LARGEST_STRENGTH
+                good = value is None or (
+                    isinstance(value, int | float) and 0 < value <= LARGEST_STRENGTH)
                 allowed = f"a number above 0, up to {LARGEST_STRENGTH:g}, or None"
             elif name == "random_init":
                 good, allowed = isinstance(value, bool), "True or False"

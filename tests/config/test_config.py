@@ -89,6 +89,12 @@ def test_text_of_another_type_is_refused_with_field_value_and_type(name, text, t
      "did you mean learning_rate"),
     ("model.generator.heds", "config.model.generator.heds: no such field; did you mean heads"),
     ("mesh.qqqq", "config.mesh.qqqq: no such field; known: data, fsdp, model"),
+    ("train.learning_rate", "config.train.learning_rate: no such field; did you mean "
+     "config.train.optimizer.learning_rate?"),
+    ("retrieval.num_beams", "no such field; did you mean config.eval.num_beams?"),
+    ("eval.beams", "config.eval.beams: no such field; did you mean num_beams or labels"),
+    ("optimizer.learning_rate", "config.optimizer: no such field; did you mean "
+     "config.train.optimizer.learning_rate or config."),
     ("config.train.steps", "config.config: no such field; leave out 'config.'"),
     ("seed.x", "config.seed is a single value and has no field 'x'"),
     ("model.kind", "config.model.kind: no field any more: the run decides it; set config.runs"),

@@ -39,6 +39,15 @@ def test_a_fused_question_searches_once_for_all_passages():
     assert of(fused, 8, 5) - of(fused, 8, 4) == of(fused, 1, 5) - of(fused, 1, 4) > 0
 
 
+def test_every_hypothesis_is_compared_with_the_tokens_of_all():
+    """6,000 samples of each of four questions were drawn at once, whatever the budget."""
+    def of(beams):
+        return question_bytes(BASE, Decoding(num_beams=beams, max_length=4), 5, 256)
+
+    more_than_linear = of(3000) - 2 * of(2000) + of(1000)
+    assert more_than_linear == 5 * 4 * 12 * 4 * (3000**2 - 2 * 2000**2 + 1000**2)
+
+
 def test_guesses_have_logits_and_a_past_of_their_own():
     """Where nothing is guessed, they take no memory, and groups are as large as without."""
     def of(**how):

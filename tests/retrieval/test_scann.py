@@ -330,11 +330,18 @@ def test_without_a_wheel_the_reason_and_the_exact_index_are_named(monkeypatch, b
         ("num_leaves", 0), ("num_leaves", 1.5), ("leaves_to_search", -1), ("avq", 0),
         ("soar_lambda", float("nan")), ("dimensions_per_block", 0), ("dimensions_per_block", None),
         ("pre_reorder_num_neighbors", 0), ("random_init", "no"), ("brute_force_below", -1),
+        ("avq", "2.5"), ("num_leaves", np.float64(4)),
     ],
 )  # fmt: skip
 def test_settings_that_scann_would_crash_on_are_refused(field, value):
     with pytest.raises(RetrievalError, match=field):
         ScannSettings(**{field: value})
+
+
+def test_numbers_of_numpy_are_written_as_those_of_python():
+    settings = ScannSettings(num_leaves=np.int64(4), avq=np.float32(2), random_init=np.bool_(True))
+    assert settings == ScannSettings(num_leaves=4, avq=2.0, random_init=True)
+    assert ScannSettings(**json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
 
 
 def test_leaves_follow_the_size_and_never_exceed_it():
