@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import random
 import resource
+import signal
 import struct
 import sys
 import tempfile
@@ -189,6 +190,7 @@ def forked(work) -> tuple[str, int]:
     receive, send = os.pipe()
     if (child := os.fork()) == 0:
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        signal.alarm(30 * SECONDS)  # if a thread of the parent held a lock that it waits for
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             outcome = work()
